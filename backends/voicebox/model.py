@@ -1,0 +1,27 @@
+"""voicebox: speech frames -> audio."""
+
+import triton_python_backend_utils as pb_utils
+
+from tritone.backend import StageModel, complete_config
+from tritone.messages import Event
+
+
+class TritonPythonModel(StageModel):
+    pb_utils = pb_utils
+    stage = "voicebox"
+
+    @staticmethod
+    def auto_complete_config(config):
+        return complete_config(config, "voicebox")
+
+    def start(self, metrics):
+        from tritone.deployment import Deployment, run_directory
+        from tritone.stages.build import build_voicebox
+
+        self.work = build_voicebox(Deployment.from_environment(), run_directory(), metrics)
+
+    def handle(self, tensors, request):
+        self.work.submit(Event.from_tensors(tensors), self.reply(request))
+
+    def shut_down(self):
+        self.work.stop()

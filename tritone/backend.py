@@ -1,0 +1,193 @@
+"""The glue between a stage and Triton's Python backend, shared by every ``backends/<stage>/model.py``.
+
+Nothing here imports ``triton_python_backend_utils``: the model hands its module in, so the library stays importable
+without Triton.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tritone.errors import TritoneError
+from tritone.messages import STAGES, StageSpec, Tensors
+from tritone.metrics import METRICS, Metrics
+
+EXPORT_SECONDS = 0.25
+
+log = logging.getLogger(__name__)
+
+
+def complete_config(config: Any, stage: str) -> Any:
+    """Fill a model's config from :data:`STAGES`, the table that the messages are made from."""
+    spec = STAGES[stage]
+    for tensor in spec.inputs:
+        config.add_input(tensor.as_dict(output=False))
+    for tensor in spec.outputs:
+        config.add_output(tensor.as_dict(output=True))
+    config.set_max_batch_size(0)
+    if spec.decoupled:
+        config.set_model_transaction_policy({"decoupled": True})
+    return config
+
+
+class TritonReply:
+    """A :class:`tritone.stages.reply.Reply` over a Triton response sender; closing twice is harmless."""
+
+    def __init__(self, pb_utils: Any, request: Any) -> None:
+        self._pb = pb_utils
+        self._sender = request.get_response_sender()
+        self._cancelled = bool(request.is_cancelled())
+        self._closed = False
+
+    def send(self, message: Any, *, last: bool = False) -> None:
+        tensors: Tensors = message if isinstance(message, dict) else message.to_tensors()
+        response = self._pb.InferenceResponse([self._pb.Tensor(name, array) for name, array in tensors.items()])
+        if last:
+            self._closed = True
+            self._sender.send(response, flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        else:
+            self._sender.send(response)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._sender.send(flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def fail(self, error: TritoneError) -> None:
+        """A Triton error in place of an answer; only before anything was sent (see the notes on ensembles)."""
+        self._closed = True
+        response = self._pb.InferenceResponse(output_tensors=[], error=triton_error(self._pb, error))
+        self._sender.send(response, flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled
+
+
+def triton_error(pb_utils: Any, error: TritoneError) -> Any:
+    """The error as Triton's, with its status code where Triton has one."""
+    codes = {
+        "INVALID_ARGUMENT": pb_utils.TritonError.INVALID_ARG,
+        "NOT_FOUND": pb_utils.TritonError.NOT_FOUND,
+        "UNAVAILABLE": pb_utils.TritonError.UNAVAILABLE,
+        "CANCELLED": pb_utils.TritonError.CANCELLED,
+    }
+    return pb_utils.TritonError(str(error), codes.get(error.code, pb_utils.TritonError.INTERNAL))
+
+
+class MetricsExporter:
+    """Carries a stage's metrics to Triton's ``/metrics``, in a thread of its own (each call is a trip to the server)."""
+
+    def __init__(self, pb_utils: Any, metrics: Metrics) -> None:
+        self._pb = pb_utils
+        self._metrics = metrics
+        self._families: dict[str, Any] = {}
+        self._series: dict[Any, Any] = {}
+        self._sent: dict[Any, float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._stop.wait(EXPORT_SECONDS):
+            try:
+                self._export()
+            except Exception:  # noqa: BLE001 - metrics must never stop a stage
+                log.exception("metrics")
+
+    def _export(self) -> None:
+        counters, gauges, observed = self._metrics.drain()
+        for key, value in counters.items():
+            self._get(key).increment(value)
+        for key, value in gauges.items():
+            if self._sent.get(key) != value:
+                self._get(key).set(value)
+                self._sent[key] = value
+        for key, values in observed.items():
+            series = self._get(key)
+            for value in values:
+                series.observe(value)
+
+    def _get(self, key: Any) -> Any:
+        series = self._series.get(key)
+        if series is None:
+            name, labels = key
+            spec = METRICS[name]
+            if name not in self._families:
+                kind = getattr(self._pb.MetricFamily, spec.kind.upper())
+                # The family must stay referenced, or its metrics become invalid.
+                self._families[name] = self._pb.MetricFamily(name=name, description=spec.help, kind=kind)
+            extra = {"buckets": list(spec.buckets)} if spec.kind == "histogram" else {}
+            series = self._series[key] = self._families[name].Metric(labels=dict(labels), **extra)
+        return series
+
+
+class StageModel:
+    """Base of every Triton model: reads tensors, calls :meth:`handle`, turns what it raises into an answer.
+
+    A subclass sets ``pb_utils`` and ``stage``, makes its stage in :meth:`start`, and handles one request at a time.
+    """
+
+    pb_utils: ClassVar[Any]
+    stage: ClassVar[str]
+
+    def start(self, metrics: Metrics) -> None:
+        raise NotImplementedError
+
+    def handle(self, tensors: Tensors, request: Any) -> Any:
+        """One request. A plain stage returns its tensors; a decoupled one answers through a :class:`TritonReply`."""
+        raise NotImplementedError
+
+    def shut_down(self) -> None:
+        """Stop the stage's threads."""
+
+    def initialize(self, args: dict[str, Any]) -> None:
+        logging.basicConfig(level=logging.INFO, format=f"{self.stage}: %(message)s")
+        self._spec: StageSpec = STAGES[self.stage]
+        self.metrics = Metrics(self.stage)
+        self.start(self.metrics)
+        self._exporter = MetricsExporter(self.pb_utils, self.metrics)
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        responses = [self._one(request) for request in requests]
+        return None if self._spec.decoupled else responses
+
+    def finalize(self) -> None:
+        self.shut_down()
+        self._exporter.stop()
+
+    def _one(self, request: Any) -> Any:
+        pb = self.pb_utils
+        try:
+            tensors: Tensors = {}
+            for spec in self._spec.inputs:
+                tensor = pb.get_input_tensor_by_name(request, spec.name)
+                if tensor is not None:
+                    tensors[spec.name] = tensor.as_numpy()
+            made = self.handle(tensors, request)
+        except Exception as error:  # noqa: BLE001 - one request's fault ends that request
+            if not isinstance(error, TritoneError):
+                log.exception("%s", self.stage)
+                error = TritoneError(f"{self.stage}: {error!r}")
+            if self._spec.decoupled:
+                TritonReply(pb, request).fail(error)
+                return None
+            return pb.InferenceResponse(output_tensors=[], error=triton_error(pb, error))
+        if self._spec.decoupled:
+            return None
+        return pb.InferenceResponse([pb.Tensor(name, np.asarray(array)) for name, array in made.items()])
+
+    def reply(self, request: Any) -> TritonReply:
+        return TritonReply(self.pb_utils, request)
+
+    @staticmethod
+    def parameters(request: Any) -> dict[str, Any]:
+        return dict(json.loads(request.parameters() or "{}"))

@@ -1,0 +1,81 @@
+"""Names to directories."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tritone.checkpoints.hub import fetch_checkpoint
+from tritone.checkpoints.progress import Progress, silent
+from tritone.checkpoints.smollm2 import prepare_smollm2
+from tritone.errors import TritoneError, bad
+
+DEMO_CHECKPOINT = "demo:smollm2-135m-instruct"
+DEMO_VOICE = "demo:hibari"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def resolve_checkpoint(name: str, cache: Path, progress: Progress | None = None) -> Path:
+    """The directory of a checkpoint in Hugging Face form (config.json, safetensors, tokenizer.json).
+
+    ``name`` is such a directory, ``demo:smollm2-135m-instruct`` (prepared once in ``cache``), or a hub name such as
+    ``Qwen/Qwen2.5-0.5B-Instruct``. Raises TritoneError naming the checkpoint and what is wrong.
+    """
+    report = progress or silent
+    if name.startswith("demo:"):
+        if name != DEMO_CHECKPOINT:
+            raise bad("checkpoint", name, DEMO_CHECKPOINT)
+        return prepare_smollm2(_demo_checkpoint(cache), report)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _checked(path)
+    if _HUB_NAME.fullmatch(name):
+        return _checked(fetch_checkpoint(name, report))
+    raise bad("checkpoint", name, f"a directory with config.json, a hub name such as Qwen/Qwen2.5-0.5B-Instruct, or {DEMO_CHECKPOINT}")
+
+
+def resolve_voice(name: str, cache: Path, progress: Progress | None = None) -> Path:
+    """The directory of a prepared voice (with voice.json): an existing one, or ``demo:hibari`` (made once in ``cache``)."""
+    report = progress or silent
+    if name == DEMO_VOICE:
+        # Only here: it needs onnx, which nothing but the preparation does.
+        from tritone.models.voice.prepare import VoicePackageError, prepare_voice
+
+        try:
+            return prepare_voice(_demo_voice(cache), report)
+        except VoicePackageError as error:
+            raise TritoneError(f"voice {name}: {error}", "NOT_FOUND") from None
+    path = Path(name).expanduser()
+    if not (path / "voice.json").is_file():
+        raise bad("voice", name, f"a directory with voice.json, or {DEMO_VOICE}")
+    return path
+
+
+def is_prepared(name: str, cache: Path) -> bool:
+    """Whether a start with this checkpoint or voice name has nothing left to make (a hub name: False)."""
+    if name == DEMO_CHECKPOINT:
+        return _demo_checkpoint(cache).is_dir()
+    if name == DEMO_VOICE:
+        return (_demo_voice(cache) / "voice.json").is_file()
+    return Path(name).expanduser().is_dir()
+
+
+def _demo_checkpoint(cache: Path) -> Path:
+    return cache / "checkpoints" / "smollm2-135m-instruct"
+
+
+def _demo_voice(cache: Path) -> Path:
+    return cache / "voices" / "hibari"
+
+
+def _checked(path: Path) -> Path:
+    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    if not any(path.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise TritoneError(
+            f"checkpoint: {str(path)!r} lacks {', '.join(missing)}; allowed: a Hugging Face directory with config.json, "
+            "tokenizer.json and safetensors weights",
+            "INVALID_ARGUMENT",
+        )
+    return path

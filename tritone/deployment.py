@@ -1,0 +1,159 @@
+"""One deployment is one YAML file: checkpoint, voice, and per stage device, precision, threads and sizes.
+
+The supervisor validates the file, resolves what is automatic (threads, dtype, context length) and writes the result as
+JSON into the server's run directory; every stage process reads that JSON through :func:`Deployment.from_environment`.
+So all stages see the same values, and a typing mistake stops the start, not a request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tritone.errors import InvalidArgument
+
+ENVIRONMENT = "TRITONE_RUN"
+"""Environment variable naming the run directory (in shared memory) that the supervisor made for this server."""
+
+RESOLVED = "deployment.json"
+
+DType = Literal["auto", "float32", "bfloat16"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineStage(_Part):
+    """Prefill or decode: one engine with its own weights and its own page pool."""
+
+    device: Literal["cpu"] = "cpu"
+    dtype: DType = "auto"
+    """Weights, activations and KV; ``auto`` is bfloat16 where the CPU multiplies it natively, else float32."""
+    threads: int = Field(0, ge=0, le=512)
+    """Compute threads; 0 is the number of usable cores."""
+    pool_tokens: int = Field(32768, ge=16)
+    """Tokens that fit into the page pool (rounded down to whole pages)."""
+    max_sequences: int = Field(64, ge=1, le=4096)
+    """Sequences computed in one step; further ones wait in the queue."""
+    max_batch_tokens: int = Field(512, ge=16)
+    """Tokens computed in one step; a longer prompt is computed in chunks of this size."""
+    max_queue: int = Field(1024, ge=1)
+    """Requests that may wait; one more is refused with UNAVAILABLE."""
+
+
+class TalkerStage(_Part):
+    threads: int = Field(1, ge=1, le=512)
+    hidden_blocks: int = Field(2048, ge=16)
+    """Blocks of the pool that carries hidden states from decode to the Talker, one block per event."""
+    max_queue: int = Field(1024, ge=1)
+
+
+class VoiceBoxStage(_Part):
+    threads: int = Field(1, ge=1, le=512)
+    max_queue: int = Field(4096, ge=1)
+
+
+class Server(_Part):
+    host: str = "127.0.0.1"
+    http_port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int = Field(8001, ge=0, le=65535)
+    metrics_port: int = Field(8002, ge=0, le=65535)
+    """Ports; 0 takes a free one."""
+    exit_timeout_seconds: int = Field(8, ge=1)
+
+
+class Deployment(_Part):
+    """A validated deployment. ``checkpoint`` and ``voice`` are directories once resolved."""
+
+    name: str = "tritone"
+    checkpoint: str = "demo:smollm2-135m-instruct"
+    """A Hugging Face directory, a hub name (``Qwen/Qwen2.5-0.5B-Instruct``), or ``demo:smollm2-135m-instruct``."""
+    voice: str | None = "demo:hibari"
+    """A prepared voice directory, ``demo:hibari``, or null for text only."""
+    page_size: int = Field(32, ge=16, le=64)
+    """Tokens in one KV page, the same in prefill and decode."""
+    max_context: int = Field(0, ge=0)
+    """Prompt plus answer tokens of one request; 0 is the checkpoint's own limit."""
+    default_max_tokens: int = Field(0, ge=0)
+    """Answer length where a request names none; 0 is what the context still holds."""
+    lease_seconds: float = Field(30.0, gt=0)
+    """A hand-over block that its reader has not released after this time is taken back."""
+    prefill: EngineStage = EngineStage()
+    decode: EngineStage = EngineStage()
+    talker: TalkerStage = TalkerStage()
+    voicebox: VoiceBoxStage = VoiceBoxStage()
+    server: Server = Server()
+
+    @field_validator("page_size")
+    @classmethod
+    def _multiple(cls, value: int) -> int:
+        if value % 16:
+            raise ValueError("must be a multiple of 16 (16, 32, 48 or 64)")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Deployment:
+        for stage in ("prefill", "decode"):
+            part: EngineStage = getattr(self, stage)
+            if self.max_context > part.pool_tokens:
+                raise ValueError(
+                    f"max_context: {self.max_context} does not fit into {stage}.pool_tokens: {part.pool_tokens}; "
+                    "allowed: a pool that holds at least one request of full length"
+                )
+        return self
+
+    @classmethod
+    def parse(cls, data: Any, source: str) -> Deployment:
+        """Validate ``data``; every wrong field is named with its value and what is allowed."""
+        if not isinstance(data, dict):
+            raise InvalidArgument(f"{source}: a deployment is a mapping of fields, found {type(data).__name__}")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            lines = []
+            for item in error.errors():
+                field = ".".join(str(part) for part in item["loc"]) or "deployment"
+                value = "" if item["loc"] == () else f" {item['input']!r}"
+                hint = item["msg"]
+                if item["type"] == "extra_forbidden":
+                    hint = f"no such field; allowed: {', '.join(_fields_at(cls, item['loc'][:-1]))}"
+                lines.append(f"  {field}:{value}: {hint}")
+            raise InvalidArgument(f"{source} is not a valid deployment:\n" + "\n".join(lines)) from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Deployment:
+        path = Path(path)
+        if not path.is_file():
+            known = sorted(p.stem for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+            raise InvalidArgument(f"deployment: {str(path)!r} is no file; found beside it: {', '.join(known) or 'none'}")
+        try:
+            return cls.parse(yaml.safe_load(path.read_text()), str(path))
+        except yaml.YAMLError as error:
+            raise InvalidArgument(f"{path} is not YAML: {error}") from None
+
+    @classmethod
+    def from_environment(cls) -> Deployment:
+        """The resolved deployment of the server this stage process belongs to."""
+        return cls.parse(json.loads((run_directory() / RESOLVED).read_text()), RESOLVED)
+
+
+def run_directory() -> Path:
+    """The run directory: resolved deployment, pools, cancel board. Made and removed by the supervisor."""
+    value = os.environ.get(ENVIRONMENT)
+    if not value:
+        raise InvalidArgument(f"{ENVIRONMENT} is not set: start the server with `tritone serve`, which makes the run directory")
+    return Path(value)
+
+
+def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    for part in location:
+        annotation = model.model_fields[str(part)].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        model = annotation
+    return sorted(model.model_fields)

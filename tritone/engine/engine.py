@@ -1,0 +1,118 @@
+"""The engine: one step plans, copies KV in, runs the model once over the whole batch, and chooses tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from tritone.engine.sampling import choose
+from tritone.engine.scheduler import Plan, Scheduler
+from tritone.engine.sequence import Sequence
+from tritone.errors import TritoneError
+from tritone.messages import TokenInfo
+from tritone.models.decoder import Batch
+
+
+class Model(Protocol):
+    """What the engine needs of a decoder."""
+
+    def forward(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor: ...
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Output:
+    """A sequence's next token and the hidden state [hidden] it was chosen from, or the error that ends the sequence."""
+
+    sequence: Sequence
+    info: TokenInfo | None = None
+    hidden: torch.Tensor | None = None
+    error: TritoneError | None = None
+
+
+class Engine:
+    """``kv`` is [pages, layers, 2, kv_heads, page_size, head_dim], shared with the pool behind ``scheduler.pages``."""
+
+    def __init__(self, model: Model, kv: torch.Tensor, scheduler: Scheduler) -> None:
+        self.model = model
+        self.kv = kv
+        self.scheduler = scheduler
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        """Compute one step. Outputs name the sequences that got a token or failed; failed ones are already removed.
+
+        An error of the model itself ends every sequence of the step, and only those.
+        """
+        plan = self.scheduler.schedule()
+        outputs = self._import(plan)
+        if not plan:
+            return outputs
+        try:
+            batch, last = self._batch(plan)
+            hidden = self.model.forward(batch, self.kv)
+            ready = list(self.scheduler.computed(plan))
+            if ready:
+                rows = hidden[[last[sequence.session] for sequence in ready]]
+                chosen = choose(self.model.logits(rows), ready)
+        except Exception as error:  # noqa: BLE001 - whatever the model raises, its requests must end with it
+            failure = error if isinstance(error, TritoneError) else TritoneError(f"engine step failed: {error!r}")
+            planned = plan.decodes + [sequence for sequence, _ in plan.chunks]
+            return outputs + [self._fail(sequence, failure) for sequence in planned]
+        for row, sequence in enumerate(ready):
+            info = chosen[row]
+            if isinstance(info, TritoneError):
+                outputs.append(self._fail(sequence, info))
+                continue
+            sequence.append(info.token)
+            outputs.append(Output(sequence, info, rows[row]))
+        return outputs
+
+    def _import(self, plan: Plan) -> list[Output]:
+        failed = []
+        for sequence in plan.imports:
+            assert sequence.import_kv is not None
+            try:
+                sequence.import_kv(sequence)
+            except TritoneError as error:
+                failed.append(self._fail(sequence, error))
+        if failed:
+            gone = {id(output.sequence) for output in failed}
+            plan.decodes = [s for s in plan.decodes if id(s) not in gone]
+            plan.chunks = [(s, n) for s, n in plan.chunks if id(s) not in gone]
+        return failed
+
+    def _fail(self, sequence: Sequence, error: TritoneError) -> Output:
+        self.scheduler.remove(sequence)
+        return Output(sequence, error=error)
+
+    def _batch(self, plan: Plan) -> tuple[Batch, dict[int, int]]:
+        """The step as one flat batch (single-token sequences first), and each session's last row."""
+        spans = [(s, 1) for s in plan.decodes]
+        # A chunk of one token (the budget's rest) is a single-token sequence to the model.
+        spans += [(s, n) for s, n in plan.chunks if n == 1] + [(s, n) for s, n in plan.chunks if n > 1]
+        tokens: list[int] = []
+        positions: list[int] = []
+        starts = [0]
+        contexts: list[int] = []
+        last: dict[int, int] = {}
+        table = np.zeros((len(spans), max(len(s.pages) for s, _ in spans)), np.int32)
+        for row, (sequence, count) in enumerate(spans):
+            begin = sequence.computed
+            tokens += sequence.tokens[begin : begin + count]
+            positions += range(begin, begin + count)
+            starts.append(len(tokens))
+            contexts.append(begin + count)
+            last[sequence.session] = len(tokens) - 1
+            table[row, : len(sequence.pages)] = sequence.pages
+        batch = Batch(
+            tokens=torch.tensor(tokens),
+            positions=torch.tensor(positions, dtype=torch.int32),
+            query_starts=starts,
+            context_lens=torch.tensor(contexts, dtype=torch.int32),
+            page_table=torch.from_numpy(table),
+        )
+        return batch, last

@@ -1,0 +1,112 @@
+"""Compiles the C kernels at first use and keeps the result under a name made of everything that went into it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "csrc"
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi", "-Wno-unknown-pragmas")
+INSTRUCTION_SETS = {
+    "plain": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"),
+}
+
+
+class BuildError(RuntimeError):
+    """The kernels could not be compiled; the message says what to install or shows the compiler's own words."""
+
+
+def cache_folder() -> Path:
+    """``$TRITONE_CACHE``, or ``tritone`` under the user's cache folder."""
+    chosen = os.environ.get("TRITONE_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(chosen or f"{base}/tritone").expanduser()
+
+
+def find_compiler() -> str:
+    """``$CC`` if set, else the first of cc, gcc, clang on the path. Raises ``BuildError`` without one."""
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and shutil.which(shlex.split(name)[0]):
+            return name
+    raise BuildError("no C compiler (cc, gcc or clang) found; install one, for example: apt-get install gcc libc6-dev")
+
+
+def build_library() -> Path:
+    """The shared library with every instruction set that the compiler can make for this machine's architecture.
+
+    Safe to call from several processes at once: each builds under a private name and renames it into place.
+    """
+    compiler = find_compiler()
+    wanted = INSTRUCTION_SETS if platform.machine() in ("x86_64", "AMD64") else {"plain": ()}
+    openmp = _openmp_options()
+    digest = hashlib.sha256(repr((compiler, FLAGS, wanted, openmp, platform.machine())).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    target = cache_folder() / f"kernels-{digest.hexdigest()[:20]}.so"
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+            built = _compile(shlex.split(compiler), wanted, openmp, Path(scratch))
+            os.replace(built, target)
+    except OSError as error:
+        raise BuildError(f"{target.parent}: {error}; set TRITONE_CACHE to a folder that can be written") from error
+    return target
+
+
+def _compile(compiler: list[str], wanted: dict[str, tuple[str, ...]], openmp: list[list[str]], folder: Path) -> Path:
+    target = folder / "kernels.so"
+    problem = ""
+    for parallel in ([*openmp, []] if openmp else [[]]):
+        threading = ["-fopenmp"] if parallel else []
+        objects = [_object(compiler, "isa.c", folder / "isa.o", [])]
+        for name, options in wanted.items():
+            made = folder / f"{name}.o"
+            try:
+                objects.append(_object(compiler, "kernels.c", made, [*threading, *options, f"-DTRITONE_SUFFIX=_{name}"]))
+            except BuildError as error:
+                problem = str(error)
+        if len(objects) == 1:
+            continue
+        try:
+            _run([*compiler, "-shared", "-o", str(target), *map(str, objects), *parallel, "-lm"])
+            return target
+        except BuildError as error:
+            problem = str(error)
+    raise BuildError(problem)
+
+
+def _openmp_options() -> list[list[str]]:
+    """Ways to link OpenMP, best first: the runtime that torch already loaded, so that there is one pool of threads."""
+    loaded = []
+    try:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            path = line.split(maxsplit=5)[-1]
+            if Path(path).name.startswith("libgomp") and [path] not in loaded:
+                loaded.append([path])
+    except OSError:
+        pass
+    return [*loaded, ["-fopenmp"]]
+
+
+def _object(compiler: list[str], source: str, target: Path, options: list[str]) -> Path:
+    _run([*compiler, *FLAGS, *options, "-c", str(SOURCES / source), "-o", str(target)])
+    return target
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{shlex.join(command)}: {error}") from error
+    if done.returncode:
+        raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")

@@ -1,0 +1,4 @@
+/* One translation unit, compiled once per instruction set with its own symbol suffix (TRITONE_SUFFIX). */
+#include "elementwise.c"
+#include "rope.c"
+#include "attention.c"

@@ -1,0 +1,84 @@
+"""The kernels in plain torch: used where no C compiler is found, and as the other side of the native kernels' tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tritone.kernels.interface import HeadNorm, RopeTable
+
+
+class TorchKernels:
+    """``Kernels`` from torch operations; any device, any head size, one sequence after the other in attention."""
+
+    name = "torch"
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x if residual is None else residual.add_(x)
+        return rms_norm(total, weight, eps), total
+
+    def rope_append(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rope: RopeTable,
+        kv: Tensor,
+        layer: int,
+        norm: HeadNorm | None = None,
+    ) -> None:
+        pages, _, _, kv_heads, page_size, _ = kv.shape
+        if positions.numel() == 0:
+            return
+        for name, index, limit in (("slots", slots, pages * page_size), ("positions", positions, rope.cos.shape[0])):
+            if int(index.min()) < 0 or int(index.max()) >= limit:
+                raise IndexError(f"{name}: a value is outside the {limit} allowed")
+        q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        if norm is not None:
+            q.copy_(rms_norm(q, norm.q, norm.eps))
+            k.copy_(rms_norm(k, norm.k, norm.eps))
+        cos, sin = rope.cos[positions.long()].unsqueeze(1), rope.sin[positions.long()].unsqueeze(1)
+        for heads in (q, k):
+            a, b = heads.float().chunk(2, dim=-1)
+            heads.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
+        page, offset = slots // page_size, slots % page_size
+        kv[page, layer, 0, :, offset] = k.to(kv.dtype)
+        kv[page, layer, 1, :, offset] = v.to(kv.dtype)
+
+    def paged_attention(
+        self, q: Tensor, kv: Tensor, layer: int, page_table: Tensor, starts: Tensor, context_lens: Tensor, scale: float
+    ) -> Tensor:
+        pages, _, _, kv_heads, page_size, head_dim = kv.shape
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        bounds, lengths = starts.tolist(), context_lens.tolist()
+        for s, length in enumerate(lengths):
+            begin, end = bounds[s], bounds[s + 1]
+            used = -(-length // page_size)
+            ids = page_table[s, :used].long()
+            if not 0 < end - begin <= length or used > page_table.shape[1]:
+                raise IndexError(f"context_lens[{s}]: {length} does not fit its tokens or pages")
+            if int(ids.min()) < 0 or int(ids.max()) >= pages:
+                raise IndexError(f"page_table[{s}]: a page is outside the {pages} allowed")
+            # [2, kv_heads, context, head_dim]
+            held = kv[ids, layer].permute(1, 2, 0, 3, 4).reshape(2, kv_heads, used * page_size, head_dim)
+            key, value = held[:, :, :length].float().unbind(0)
+            rows = q[begin:end].float().mul(scale)
+            query = rows.view(end - begin, kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, new, d]
+            scores = query @ key.unsqueeze(1).transpose(-1, -2)
+            if end - begin > 1:
+                future = torch.ones(end - begin, length, dtype=torch.bool, device=q.device).triu(length - (end - begin) + 1)
+                scores.masked_fill_(future, float("-inf"))
+            mixed = scores.softmax(-1) @ value.unsqueeze(1)
+            out[begin:end] = mixed.permute(2, 0, 1, 3).reshape(end - begin, -1, head_dim).to(q.dtype)
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm over the last axis in float32, rounded to x's dtype and then multiplied by ``weight``."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)

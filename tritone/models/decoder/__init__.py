@@ -1,0 +1,9 @@
+"""Dense decoders (Llama, Qwen2, Qwen3) over paged KV."""
+
+from tritone.models.decoder.batch import Batch
+from tritone.models.decoder.config import DecoderConfig
+from tritone.models.decoder.linear import DenseLinear, Linear
+from tritone.models.decoder.loading import load_decoder
+from tritone.models.decoder.model import Decoder, Layer
+
+__all__ = ["Batch", "Decoder", "DecoderConfig", "DenseLinear", "Layer", "Linear", "load_decoder"]

@@ -1,0 +1,94 @@
+"""The decoder itself: embedding, layers, final norm and head over paged KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tritone.kernels import HeadNorm, Kernels, RopeTable
+from tritone.models.decoder.batch import Batch
+from tritone.models.decoder.config import DecoderConfig
+from tritone.models.decoder.linear import Linear
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one layer; ``qkv`` and ``gate_up`` are fused in this order along their outputs."""
+
+    input_norm: Tensor
+    qkv: Linear
+    head_norm: HeadNorm | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """A dense decoder in evaluation; ``load_decoder`` makes one.
+
+    Same weights, same tokens: the same bits, whatever else is in the batch and however a prompt is cut into chunks (with
+    the native kernels and packed linear layers).
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embedding: Tensor,
+        layers: list[Layer],
+        final_norm: Tensor,
+        head: Linear,
+        rope: RopeTable,
+        kernels: Kernels,
+    ) -> None:
+        self.config = config
+        self.embedding = embedding
+        self.layers = layers
+        self.final_norm = final_norm
+        self.head = head
+        self.rope = rope
+        self.kernels = kernels
+        self.dtype = embedding.dtype
+        self.device = embedding.device
+        self._min_rows = max(linear.min_rows for layer in layers for linear in (layer.qkv, layer.gate_up, layer.down))
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [T, hidden] of token ids int64 [T]. Raises ``IndexError`` for an id outside the vocabulary."""
+        return functional.embedding(tokens, self.embedding)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """Run the new tokens; gives their hidden states [T, hidden] after the final norm.
+
+        ``kv`` [pages, layers, 2, kv_heads, page_size, head_dim] gets their keys and values. ``inputs`` [T, hidden]
+        replaces the token embeddings. Raises ``IndexError`` for a token, position or page out of range.
+        """
+        kernels, eps, scale = self.kernels, self.config.rms_norm_eps, self.config.head_dim**-0.5
+        tokens, heads = batch.tokens.shape[0], self.config.q_heads
+        slots = batch.slots(kv.shape[4])
+        starts = torch.tensor(batch.query_starts, dtype=torch.int32, device=self.device)
+        x = self.embed(batch.tokens) if inputs is None else inputs.to(self.dtype, copy=True)
+        if tokens < self._min_rows:
+            x = x.repeat(self._min_rows, 1)
+        residual: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            x, residual = kernels.add_rms_norm(x, residual, layer.input_norm, eps)
+            qkv = layer.qkv(x)[:tokens].view(tokens, -1, self.config.head_dim)
+            kernels.rope_append(qkv, batch.positions, slots, self.rope, kv, index, layer.head_norm)
+            mixed = kernels.paged_attention(
+                qkv[:, :heads], kv, index, batch.page_table, starts, batch.context_lens, scale
+            ).view(tokens, -1)
+            if tokens < self._min_rows:
+                mixed = mixed.repeat(self._min_rows, 1)
+            x, residual = kernels.add_rms_norm(layer.output(mixed), residual, layer.mlp_norm, eps)
+            x = layer.down(kernels.silu_mul(layer.gate_up(x)))
+        return kernels.add_rms_norm(x, residual, self.final_norm, eps)[0][:tokens]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 [N, vocab] from rows [N, hidden] of ``forward``."""
+        return self.head(hidden).float()

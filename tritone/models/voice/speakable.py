@@ -1,0 +1,69 @@
+"""What of a written text is spoken: Markdown marks and emoji are silent, what they enclose is not."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_LINE_MARK = re.compile(
+    r"^\s*(?:>\s*)*"  # quotation
+    r"(?:#{1,6}\s+|```[\w+-]*(?:\s+|$)|~~~[\w+-]*(?:\s+|$)|[-*+•‣◦▪]\s+(?:\[[ xX]\]\s+)?)?"  # heading, fence, bullet, task
+)
+_REPLACEMENTS = [
+    (re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)"), r"\1"),  # a link or an image speaks its text
+    (re.compile(r"\]\([^)\s]*\)"), ""),  # the end of a link whose text began in an earlier clause
+    (re.compile(r"<(https?://[^>\s]+)>"), r"\1"),
+    (re.compile(r"</?(?:br|b|i|u|p|em|strong|sub|sup|code|ul|ol|li)\s*/?>", re.IGNORECASE), " "),
+    (re.compile(r"(?<=\d)\*\*(?=\d)"), " to the power of "),
+    (re.compile(r"(?<=\d)(?:\*| \* )(?=\d)"), " times "),
+    (re.compile(r"(?<=\s)--+(?=\s)"), "—"),
+    (re.compile(r"\s+#+\s*$"), ""),  # a closed heading
+    (re.compile(r"[*`]|~~"), ""),
+    (re.compile(r"(?<!\w)_+|_+(?!\w)"), ""),  # emphasis, but not the inside of a_name
+    (re.compile(r"[\[\]{}\\]"), " "),
+]
+_TABLE_BAR = re.compile(r"\s*\|\s*")
+_STRAY_SPACE = re.compile(r"\s+([,.;:!?]+)(?=\s|$)")
+_SILENT_CATEGORIES = frozenset(["So", "Sk", "Cs", "Co", "Cn", "Cf", "Me"])
+_SPOKEN_ANYWAY = frozenset("°^")
+_SPOKEN_ALONE = frozenset("%&@+=°±×÷")
+_AROUND_LETTER = " \"'“”‘’()[].,;:!?"
+
+
+def clean(raw: str, line_start: bool) -> str:
+    """The text to be spoken, on one line with single spaces; empty when nothing in it can be.
+
+    Dropped: Markdown marks, link targets, the language of a code fence, emoji, control and invisible characters. Table bars become commas,
+    and * between figures is read. line_start says whether `raw` began a line, where # - > and the like are marks.
+    """
+    text = unicodedata.normalize("NFC", raw)
+    if line_start:
+        text = _LINE_MARK.sub("", text)
+    for pattern, replacement in _REPLACEMENTS:
+        text = pattern.sub(replacement, text)
+    if "|" in text:
+        text = _TABLE_BAR.sub(", ", text).strip(" ,")
+    text = "".join(" " if is_silent(c) or unicodedata.category(c) == "Cc" else c for c in text if not _is_joiner(c))
+    text = _STRAY_SPACE.sub(r"\1", " ".join(text.split()))
+    return text if is_speakable(text) else ""
+
+
+def is_speakable(text: str) -> bool:
+    """True when something in the text has a sound: a letter or figure, or a symbol that stands alone as an answer."""
+    return any(c.isalnum() for c in text) or text.strip() in _SPOKEN_ALONE
+
+
+def is_silent(char: str) -> bool:
+    """True for emoji, other pictures and invisible characters."""
+    return (unicodedata.category(char) in _SILENT_CATEGORIES and char not in _SPOKEN_ANYWAY) or _is_joiner(char)
+
+
+def single_letter(clause: str) -> str | None:
+    """The letter, in upper case, when the clause is one Latin letter and punctuation ("a", "B."); otherwise None."""
+    core = clause.strip(_AROUND_LETTER)
+    return core.upper() if len(core) == 1 and core.isascii() and core.isalpha() else None
+
+
+def _is_joiner(char: str) -> bool:
+    """Characters that shape their neighbours and take no room: joiners, variation selectors, byte-order marks."""
+    return "\ufe00" <= char <= "\ufe0f" or unicodedata.category(char) in ("Cf", "Me")

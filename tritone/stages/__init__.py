@@ -1,0 +1,1 @@
+"""The stages of the cascade, without Triton: messages in, messages out."""

@@ -1,0 +1,238 @@
+"""Decode: takes hand-overs into its own pages and generates, many answers at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from tokenizers import Tokenizer
+
+from tritone.engine.engine import Engine, Output
+from tritone.engine.scheduler import Scheduler
+from tritone.engine.sequence import Sequence
+from tritone.errors import TritoneError
+from tritone.messages import BlockRefs, Event, Failure, GenerateRequest, Prefilled, TokenInfo, failure_event, start_event
+from tritone.metrics import Metrics
+from tritone.pools import BlockPool, CancelBoard, PoolExhausted, Views
+from tritone.pools.pool import torch_view
+from tritone.stages.answer import Answer
+from tritone.stages.hidden import HiddenWriter
+from tritone.stages.loop import EngineLoop
+from tritone.stages.outbox import Outbox
+from tritone.stages.prefill import BEAT_SECONDS
+from tritone.stages.reply import Reply
+
+
+@dataclass
+class _Running:
+    answer: Answer
+    reply: Reply[Event]
+    refs: BlockRefs | None
+    """Prefill's leased pages, until they are copied or given back."""
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    """Hidden states of tokens whose text has not left yet."""
+
+
+class DecodeStage:
+    """``pages`` is this stage's KV pool; ``hidden`` carries hidden states to the Talker (None: text only)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        pages: BlockPool,
+        hidden: BlockPool | None,
+        views: Views,
+        board: CancelBoard,
+        metrics: Metrics,
+        *,
+        max_queue: int,
+        lease_seconds: float,
+    ) -> None:
+        self._engine = engine
+        self._scheduler: Scheduler = engine.scheduler
+        self._tokenizer = tokenizer
+        self._pages = pages
+        self._hidden_pool = hidden
+        self._hidden = HiddenWriter(hidden, lease_seconds) if hidden else None
+        self._views = views
+        self._board = board
+        self._metrics = metrics
+        self._max_queue = max_queue
+        self._lease_seconds = lease_seconds
+        self._running: dict[int, tuple[_Running, Sequence]] = {}
+        self._outbox = Outbox("decode-out")
+        self._loop = EngineLoop(self, "decode")
+
+    def submit(self, prefilled: Prefilled, reply: Reply[Event]) -> None:
+        """One message of integrity. Start and first token leave here, before the engine looks at the request."""
+        if reply.is_cancelled():
+            self._board.post(prefilled.session)
+        if prefilled.request is None:
+            reply.close()
+            return
+        request = prefilled.request
+        self._outbox.put(reply, start_event(request))
+        if prefilled.handoff is None:
+            failure = prefilled.failure or Failure("error", "INTERNAL", "decode: neither a hand-over nor a failure arrived")
+            self._outbox.put(reply, failure_event(request.session, failure), last=True)
+            return
+        now = time.monotonic()
+        handoff = prefilled.handoff
+        running = _Running(Answer(request, handoff, self._tokenizer, now), reply, handoff.pages)
+        self._metrics.observe("tritone_time_to_first_token_seconds", now - request.created)
+        text = running.answer.accept(handoff.first)
+        self._send_text(running, text, extra=(handoff.hidden,) if handoff.hidden else ())
+        if running.answer.finish_reason is not None:
+            self._views.release(handoff.pages)
+            self._finish(running)
+            return
+        self._loop.post(lambda: self._add(running, request, handoff.first))
+
+    def stop(self) -> None:
+        self._loop.stop()
+        self._outbox.stop()
+
+    def _add(self, running: _Running, request: GenerateRequest, first: TokenInfo) -> None:
+        if len(self._scheduler.waiting) >= self._max_queue:
+            message = f"decode: {self._max_queue} requests wait already; try again in 1 s"
+            self._fail(running, Failure("error", "UNAVAILABLE", message))
+            return
+        prompt = request.ids.tolist()
+        sequence = Sequence(
+            session=request.session,
+            tokens=prompt,
+            prompt_length=len(prompt),
+            sampling=request.options.sampling,
+            max_tokens=request.options.max_tokens,
+            logprobs=request.options.logprobs,
+            imported=len(prompt),
+            import_kv=self._import_kv,
+            state=running,
+        )
+        sequence.append(first.token)
+        self._running[request.session] = (running, sequence)
+        self._scheduler.add(sequence)
+
+    def _import_kv(self, sequence: Sequence) -> None:
+        """Copy prefill's pages into the sequence's own; tags are compared before and after."""
+        running: _Running = sequence.state
+        refs = running.refs
+        assert refs is not None
+        running.refs = None
+        view = self._views.of(refs)
+        try:
+            view.check(refs)
+            if refs.dtype == self._pages.header.dtype:
+                for source, target in zip(refs.blocks, sequence.pages, strict=False):
+                    self._pages.block(target)[:] = view.block(source)
+            else:
+                blocks = torch_view(view.data, refs.dtype, refs.shape)
+                for source, target in zip(refs.blocks, sequence.pages, strict=False):
+                    self._engine.kv[target].copy_(blocks[source])
+            view.check(refs)
+        finally:
+            view.release(refs)
+        handed_over = running.answer.handoff.timings["handed_over"]
+        self._metrics.observe("tritone_handover_seconds", time.monotonic() - handed_over)
+
+    def step(self) -> bool:
+        outputs = self._engine.step()
+        for output in outputs:
+            self._take(output)
+        return bool(self._scheduler.running) or bool(outputs)
+
+    def _take(self, output: Output) -> None:
+        sequence = output.sequence
+        running: _Running = sequence.state
+        if output.error is not None:
+            del self._running[sequence.session]
+            self._count_preemptions(sequence)
+            self._fail(running, Failure("error", output.error.code, output.error.message))
+            return
+        assert output.info is not None and output.hidden is not None
+        answer = running.answer
+        now = time.monotonic()
+        self._metrics.observe("tritone_inter_token_latency_seconds", now - answer.last_token)
+        answer.last_token = now
+        if self._hidden is not None and answer.request.options.speech:
+            running.hidden.append(output.hidden)
+        text = answer.accept(output.info)
+        try:
+            self._send_text(running, text)
+        except TritoneError as error:
+            self._end(sequence)
+            self._fail(running, Failure("error", error.code, error.message))
+            return
+        if answer.finish_reason is not None:
+            self._end(sequence)
+            self._finish(running)
+
+    def tend(self, now: float) -> bool:
+        if self._hidden_pool is not None:
+            expired = self._hidden_pool.collect()
+            if expired:
+                self._metrics.count("tritone_leases_expired_total", expired)
+            self._metrics.gauges("tritone_hidden_blocks", self._hidden_pool.gauges())
+        for session, (running, sequence) in list(self._running.items()):
+            answer = running.answer
+            if self._board.is_cancelled(session):
+                self._end(sequence)
+                self._fail(running, Failure("cancelled"))
+            elif now - answer.last_sent >= BEAT_SECONDS:
+                answer.last_sent = now
+                self._outbox.put(running.reply, Event(session, "beat"))
+            if running.refs is not None and now - answer.arrived > 0.8 * self._lease_seconds:
+                # Still queued and the lease is nearly over: give prefill its pages back and compute the prompt here.
+                self._views.release(running.refs)
+                running.refs = None
+                sequence.imported = 0
+        self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting))
+        self._metrics.gauge("tritone_running_requests", len(self._scheduler.running))
+        self._metrics.gauges("tritone_pages", self._pages.gauges())
+        held = self._hidden_pool is not None and self._hidden_pool.leased
+        return bool(self._running) or bool(held)
+
+    def _end(self, sequence: Sequence) -> None:
+        """Take a sequence out of the engine; its pages are free from here on."""
+        del self._running[sequence.session]
+        self._scheduler.remove(sequence)
+        self._count_preemptions(sequence)
+
+    def _count_preemptions(self, sequence: Sequence) -> None:
+        if sequence.preemptions:
+            self._metrics.count("tritone_preemptions_total", sequence.preemptions)
+
+    def _send_text(self, running: _Running, text: str, extra: tuple[BlockRefs, ...] = ()) -> None:
+        """A text event, if there is text, or if the answer ends with tokens that are owed to the client."""
+        answer = running.answer
+        info = answer.take_logprobs() if text or answer.finish_reason is not None else {}
+        if not text and not info and not extra:
+            return
+        refs = extra
+        if running.hidden:
+            assert self._hidden is not None
+            try:
+                refs += self._hidden.lend(running.hidden)
+            except PoolExhausted as error:
+                raise TritoneError(f"decode: hidden-state pool: {error}", "RESOURCE_EXHAUSTED") from None
+            running.hidden = []
+        answer.last_sent = time.monotonic()
+        self._outbox.put(running.reply, Event(answer.session, "text", text=text, info=info, hidden=refs))
+
+    def _finish(self, running: _Running) -> None:
+        answer = running.answer
+        now = time.monotonic()
+        self._metrics.count("tritone_requests_total", outcome=str(answer.finish_reason))
+        self._metrics.count("tritone_tokens_total", answer.tokens, kind="completion")
+        self._metrics.observe("tritone_stage_seconds", now - answer.arrived)
+        self._outbox.put(running.reply, Event(answer.session, "end", info=answer.end_info(now)), last=True)
+
+    def _fail(self, running: _Running, failure: Failure) -> None:
+        self._views.release(running.refs)
+        running.refs = None
+        answer = running.answer
+        self._metrics.count("tritone_requests_total", outcome=failure.kind)
+        self._metrics.count("tritone_tokens_total", answer.tokens, kind="completion")
+        self._outbox.put(running.reply, failure_event(answer.session, failure, answer.usage()), last=True)

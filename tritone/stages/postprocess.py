@@ -1,0 +1,128 @@
+"""Postprocess: the one stage every client stream leaves from. Numbers events, joins them where asked, formats audio.
+
+It is also the eye for cancellation: every event is a fresh step call of the ensemble, so this stage sees a client that
+left, and posts it on the cancel board.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tritone.messages import Event, Tensors, client_tensors
+from tritone.metrics import Metrics
+from tritone.options import Options
+from tritone.pools import CancelBoard
+from tritone.stages.reply import Reply
+
+SAMPLE_RATE = 24_000
+
+
+@dataclass
+class _Session:
+    options: Options
+    created: float
+    index: int = 0
+    samples: int = 0
+    first_text: float | None = None
+    first_audio: float | None = None
+    last_audio: float | None = None
+    texts: list[str] = field(default_factory=list)
+    audios: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+
+
+class PostprocessStage:
+    """Called by one thread, event by event; answers each at once."""
+
+    def __init__(self, board: CancelBoard, metrics: Metrics, sample_rate: int = SAMPLE_RATE) -> None:
+        self._board = board
+        self._metrics = metrics
+        self._sample_rate = sample_rate
+        self._sessions: dict[int, _Session] = {}
+
+    def submit(self, event: Event, reply: Reply[Tensors]) -> None:
+        if reply.is_cancelled():
+            self._board.post(event.session)
+        session = self._sessions.get(event.session)
+        if event.kind == "start":
+            options = Options.from_json(event.info["options"])
+            self._sessions[event.session] = _Session(options, event.info["created"])
+            self._metrics.gauge("tritone_sessions", len(self._sessions))
+        elif session is None or event.kind == "beat":
+            pass  # beats carry nothing; an unknown session already had its end
+        elif event.terminal:
+            self._end(session, event, reply)
+            return
+        else:
+            message = self._one(session, event)
+            if message is not None:
+                reply.send(message, last=True)
+                return
+        reply.close()
+
+    def _one(self, session: _Session, event: Event) -> Tensors | None:
+        now = time.monotonic()
+        if event.kind == "text":
+            if session.first_text is None and event.text:
+                session.first_text = now
+            session.texts.append(event.text)
+            session.logprobs += event.info.get("logprobs", ())
+            if not session.options.stream:
+                return None
+            session.texts.clear()
+            return client_tensors(self._next(session), "text", text=event.text, info=event.info or None)
+        assert event.kind == "audio" and event.audio is not None, event.kind
+        if session.first_audio is None:
+            session.first_audio = now
+            self._metrics.observe("tritone_time_to_first_audio_seconds", now - session.created)
+        session.last_audio = now
+        session.samples += len(event.audio)
+        if not session.options.stream:
+            session.audios.append(event.audio)
+            return None
+        return client_tensors(self._next(session), "audio", **self._audio(session, event.audio))
+
+    def _end(self, session: _Session, event: Event, reply: Reply[Tensors]) -> None:
+        del self._sessions[event.session]
+        self._metrics.gauge("tritone_sessions", len(self._sessions))
+        now = time.monotonic()
+        seconds = session.samples / self._sample_rate
+        info = dict(event.info)
+        info["usage"] = {**info.get("usage", {}), "audio_seconds": seconds}
+        timings = {**info.get("timings", {}), "total": now - session.created}
+        if session.first_text is not None:
+            timings["first_text"] = session.first_text - session.created
+        if session.first_audio is not None and session.last_audio is not None:
+            timings["first_audio"] = session.first_audio - session.created
+            self._metrics.observe("tritone_real_time_factor", (session.last_audio - session.created) / max(seconds, 1e-3))
+        info["timings"] = timings
+        if session.samples:
+            info["sample_rate"] = self._sample_rate
+        self._metrics.count("tritone_requests_total", outcome=str(info.get("finish_reason", event.kind)))
+        self._metrics.observe("tritone_request_seconds", now - session.created)
+        joined: dict[str, Any] = {}
+        if not session.options.stream:
+            joined["text"] = "".join(session.texts)
+            if session.logprobs:
+                info["logprobs"] = session.logprobs
+            if session.audios:
+                joined |= self._audio(session, np.concatenate(session.audios))
+        reply.send(client_tensors(self._next(session), event.kind, info=info, **joined), last=True)
+
+    def _audio(self, session: _Session, audio: npt.NDArray[np.float32]) -> dict[str, Any]:
+        if session.options.audio_format == "pcm16_base64":
+            pcm = (np.clip(audio, -1.0, 1.0) * 32767.0).round().astype("<i2")
+            return {"audio_base64": base64.b64encode(pcm.tobytes()).decode()}
+        return {"audio": audio}
+
+    @staticmethod
+    def _next(session: _Session) -> int:
+        index = session.index
+        session.index += 1
+        return index

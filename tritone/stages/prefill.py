@@ -1,0 +1,161 @@
+"""Prefill: computes the prompt's KV and the first token, and hands both over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from tritone.engine.engine import Engine, Output
+from tritone.engine.scheduler import Scheduler
+from tritone.engine.sequence import Sequence
+from tritone.messages import BlockRefs, Failure, GenerateRequest, Handoff, Prefilled
+from tritone.metrics import Metrics
+from tritone.pools import BlockPool, CancelBoard, PoolExhausted
+from tritone.pools.pool import torch_view
+from tritone.stages.loop import EngineLoop
+from tritone.stages.reply import Reply
+
+BEAT_SECONDS = 0.2
+
+
+@dataclass
+class _Job:
+    request: GenerateRequest
+    reply: Reply[Prefilled]
+    arrived: float
+    beat: float
+    started: float | None = None
+
+
+class PrefillStage:
+    """One engine whose sequences end with their first token.
+
+    ``pages`` is this stage's KV pool, ``hidden`` its pool of hidden-state blocks (shape [rows, hidden]).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        pages: BlockPool,
+        hidden: BlockPool | None,
+        board: CancelBoard,
+        metrics: Metrics,
+        *,
+        max_queue: int,
+        lease_seconds: float,
+    ) -> None:
+        self._engine = engine
+        self._scheduler: Scheduler = engine.scheduler
+        self._pages = pages
+        self._hidden = hidden
+        self._hidden_rows = torch_view(hidden.data, hidden.header.dtype, hidden.header.shape) if hidden else None
+        self._board = board
+        self._metrics = metrics
+        self._max_queue = max_queue
+        self._lease_seconds = lease_seconds
+        self._jobs: dict[int, tuple[_Job, Sequence]] = {}
+        self._loop = EngineLoop(self, "prefill")
+
+    def submit(self, request: GenerateRequest, reply: Reply[Prefilled]) -> None:
+        now = time.monotonic()
+        if reply.is_cancelled():
+            self._board.post(request.session)
+        self._loop.post(lambda: self._add(_Job(request, reply, now, now)))
+
+    def stop(self) -> None:
+        self._loop.stop()
+
+    def _add(self, job: _Job) -> None:
+        if len(self._scheduler.waiting) >= self._max_queue:
+            failure = Failure("error", "UNAVAILABLE", f"prefill: {self._max_queue} requests wait already; try again in 1 s")
+            self._answer(job, failure=failure)
+            return
+        request = job.request
+        sequence = Sequence(
+            session=request.session,
+            tokens=request.ids.tolist(),
+            prompt_length=len(request.ids),
+            sampling=request.options.sampling,
+            max_tokens=1,
+            logprobs=request.options.logprobs,
+        )
+        self._jobs[request.session] = (job, sequence)
+        self._scheduler.add(sequence)
+
+    def step(self) -> bool:
+        outputs = self._engine.step()
+        for output in outputs:
+            job, _ = self._jobs.pop(output.sequence.session)
+            if output.error is not None:
+                self._answer(job, failure=Failure("error", output.error.code, output.error.message))
+            else:
+                self._hand_over(job, output)
+        return bool(self._scheduler.running) or bool(outputs)
+
+    def tend(self, now: float) -> bool:
+        expired = self._pages.collect() + (self._hidden.collect() if self._hidden else 0)
+        if expired:
+            self._metrics.count("tritone_leases_expired_total", expired)
+        for job, sequence in list(self._jobs.values()):
+            session = job.request.session
+            if job.started is None and sequence.pages:
+                job.started = now
+                self._metrics.observe("tritone_queue_seconds", now - job.arrived)
+            if self._board.is_cancelled(session):
+                del self._jobs[session]
+                self._scheduler.remove(sequence)
+                self._answer(job, failure=Failure("cancelled"))
+            elif now - job.beat >= BEAT_SECONDS:
+                job.beat = now
+                job.reply.send(Prefilled(None, session))
+        self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting))
+        self._metrics.gauge("tritone_running_requests", len(self._scheduler.running))
+        self._metrics.gauges("tritone_pages", self._pages.gauges())
+        if self._hidden:
+            self._metrics.gauges("tritone_hidden_blocks", self._hidden.gauges())
+        leased = self._pages.leased or (self._hidden is not None and self._hidden.leased)
+        return bool(self._jobs) or bool(leased)
+
+    def _hand_over(self, job: _Job, output: Output) -> None:
+        sequence, request = output.sequence, job.request
+        assert output.info is not None and output.hidden is not None
+        hidden = None
+        if request.options.speech:
+            try:
+                hidden = self._lend_hidden(output.hidden)
+            except PoolExhausted as error:
+                self._scheduler.remove(sequence)
+                self._answer(job, failure=Failure("error", "RESOURCE_EXHAUSTED", f"prefill: hidden-state pool: {error}"))
+                return
+        self._scheduler.remove(sequence, keep_pages=True)
+        # Admission took a page for the first token; the prompt alone is handed over.
+        used = -(-sequence.prompt_length // self._scheduler.page_size)
+        self._pages.free(sequence.pages[used:])
+        now = time.monotonic()
+        started = job.started if job.started is not None else job.arrived
+        handoff = Handoff(
+            first=output.info,
+            pages=self._pages.lend(sequence.pages[:used], self._lease_seconds),
+            page_size=self._scheduler.page_size,
+            hidden=hidden,
+            cached_tokens=0,
+            timings={"queue": started - job.arrived, "prefill": now - started, "handed_over": now},
+        )
+        self._metrics.observe("tritone_stage_seconds", now - started)
+        self._metrics.count("tritone_tokens_total", sequence.prompt_length, kind="prompt")
+        self._answer(job, handoff=handoff)
+
+    def _lend_hidden(self, hidden: torch.Tensor) -> BlockRefs:
+        assert self._hidden is not None and self._hidden_rows is not None
+        block = self._hidden.allocate(1)
+        self._hidden_rows[block[0], 0] = hidden
+        return self._hidden.lend(block, self._lease_seconds)
+
+    def _answer(self, job: _Job, *, handoff: Handoff | None = None, failure: Failure | None = None) -> None:
+        if failure is not None:
+            self._metrics.count("tritone_requests_total", outcome=failure.kind)
+        job.reply.send(Prefilled(job.request, job.request.session, handoff, failure), last=True)
+
+

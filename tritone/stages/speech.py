@@ -1,0 +1,130 @@
+"""What Talker and VoiceBox have in common: text passes at once, speech work queues, sessions end in order."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from tritone.errors import TritoneError
+from tritone.messages import Event, Failure, failure_event
+from tritone.metrics import Metrics
+from tritone.options import Options
+from tritone.pools import CancelBoard
+from tritone.stages.fair import FairWorker
+from tritone.stages.reply import Reply
+
+log = logging.getLogger(__name__)
+
+State = TypeVar("State")
+
+
+class SpeechStage(ABC, Generic[State]):
+    """One fair worker over sessions of ``State``.
+
+    :meth:`submit` is called by one thread, event by event. What needs no work (start, text, beats, and everything of a
+    text-only session) is passed on from there, so text never waits for audio. The rest is done by the worker, in order.
+    """
+
+    work_kinds: frozenset[str]
+
+    def __init__(self, name: str, board: CancelBoard, metrics: Metrics, max_queue: int) -> None:
+        self.name = name
+        self.metrics = metrics
+        self._board = board
+        self._max_queue = max_queue
+        self._sessions: dict[int, State] = {}
+        self._failed: set[int] = set()
+        self._worker = FairWorker(name)
+
+    @abstractmethod
+    def open(self, session: int, options: Options) -> State:
+        """State of a new session with speech."""
+
+    @abstractmethod
+    def work(self, state: State, event: Event) -> Iterator[Event]:
+        """The events that ``event`` makes, one slice of work each."""
+
+    def submit(self, event: Event, reply: Reply[Event]) -> None:
+        session = event.session
+        if reply.is_cancelled():
+            self._board.post(session)
+        if event.kind == "start":
+            options = Options.from_json(event.info["options"])
+            if options.speech:
+                self._sessions[session] = self.open(session, options)
+            reply.send(event, last=True)
+        elif event.kind == "beat":
+            reply.send(event, last=True)
+        elif session in self._failed:
+            # This stage has already reported the session's end.
+            if event.terminal:
+                self._failed.discard(session)
+            reply.close()
+        elif session not in self._sessions:
+            reply.send(event, last=True)
+        elif event.kind == "text" and "text" not in self.work_kinds:
+            reply.send(event, last=True)
+        else:
+            if event.kind == "text":
+                reply.send(event)
+            self._queue(event, reply)
+        self._gauge()
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+    def _queue(self, event: Event, reply: Reply[Event]) -> None:
+        if len(self._worker) >= self._max_queue and not event.terminal:
+            self._fail(event.session, reply, TritoneError(f"{self.name}: {self._max_queue} pieces of work wait already; "
+                                                          "try again in 1 s", "UNAVAILABLE"))
+            return
+        self._worker.submit(event.session, lambda: self._run(event, reply))
+
+    def _run(self, event: Event, reply: Reply[Event]) -> Iterator[None]:
+        session = event.session
+        state = self._sessions.get(session)
+        if state is None:
+            # The session failed while this event waited.
+            if event.terminal:
+                self._failed.discard(session)
+            reply.close()
+            return
+        try:
+            if not self._board.is_cancelled(session):
+                for made in self.work(state, event):
+                    reply.send(made)
+                    yield
+                    if self._board.is_cancelled(session):
+                        break
+        except Exception as error:  # noqa: BLE001 - whatever a voice raises ends its own session only
+            log.exception("%s", self.name)
+            self._fail(session, reply, error)
+            return
+        finally:
+            self._gauge()
+        if not event.terminal and event.kind != "speak":
+            reply.close()
+            return
+        del self._sessions[session]
+        last = event if event.terminal else Event(session, "end", info={"finish_reason": "stop"})
+        if self._board.is_cancelled(session) and last.kind == "end":
+            last = failure_event(session, Failure("cancelled"), last.info.get("usage"))
+        reply.send(last, last=True)
+        self._gauge()
+
+    def _fail(self, session: int, reply: Reply[Event], error: Exception) -> None:
+        """End the session with an error event, and stop the stages before this one."""
+        # In this order: the thread of submit must never find the session in neither.
+        self._failed.add(session)
+        del self._sessions[session]
+        self._board.post(session)
+        code = error.code if isinstance(error, TritoneError) else "INTERNAL"
+        message = error.message if isinstance(error, TritoneError) else f"{self.name}: {error!r}"
+        self.metrics.count("tritone_requests_total", outcome="error")
+        reply.send(failure_event(session, Failure("error", code, message)), last=True)
+
+    def _gauge(self) -> None:
+        self.metrics.gauge("tritone_sessions", len(self._sessions))
+        self.metrics.gauge("tritone_queue_requests", len(self._worker))

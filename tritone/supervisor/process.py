@@ -1,0 +1,147 @@
+"""The tritonserver child process: dies with its supervisor, logs into a file, stops in time."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+GRACE_SECONDS = 5.0
+SHARED_MEMORY = Path("/dev/shm")
+STUB_REGION = re.compile(r"triton_\w+_backend_shm_region_[\w-]+")
+
+
+class ChildProcess:
+    """A child in a process group of its own (Ctrl-C in the terminal reaches the supervisor alone).
+
+    The kernel sends a parent-death signal when the *thread* that forked ends, so the child is started by a thread that
+    lives exactly as long as the child: it waits for it.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, directory: Path) -> None:
+        self.log = log
+        self._ended = threading.Event()
+        self._started = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: OSError | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(list(command), dict(environment), directory), name="tritonserver", daemon=True
+        )
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, command: list[str], environment: dict[str, str], directory: Path) -> None:
+        try:
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent(),
+                )
+        except OSError as error:
+            self._error = error
+            self._ended.set()
+            return
+        finally:
+            self._started.set()
+        self._process.wait()
+        self._ended.set()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative is the signal that ended it."""
+        return self._process.returncode if self._process is not None and self._ended.is_set() else None
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Waits for the end and returns the exit code, or None after ``timeout`` seconds."""
+        self._ended.wait(timeout)
+        return self.exit_code
+
+    def stop(self, timeout: float) -> int:
+        """SIGTERM; after ``timeout`` seconds SIGKILL. Returns the exit code, with no process of the group left."""
+        self._signal(signal.SIGTERM)
+        if self.wait(timeout) is None:
+            self._signal(signal.SIGKILL)
+            self._ended.wait()
+        # The stages' processes outlive a killed server for moments: they see it and remove their shared memory.
+        deadline = time.monotonic() + GRACE_SECONDS
+        while _group_exists(self.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if _group_exists(self.pid):
+            regions = _stub_regions(self.pid)
+            _signal_group(self.pid, signal.SIGKILL)
+            for region in regions:
+                region.unlink(missing_ok=True)
+        code = self.exit_code
+        assert code is not None
+        return code
+
+    def _signal(self, number: int) -> None:
+        if self.exit_code is None:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                pass
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return None
+    parent = os.getpid()
+
+    def set_signal() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return set_signal
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _group_exists(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _stub_regions(group: int) -> list[Path]:
+    """The shared-memory regions of Triton's stubs in this process group: named in their arguments."""
+    regions = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) != group:
+                continue
+            arguments = (process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
+        except OSError:
+            continue
+        regions += [SHARED_MEMORY / word for word in arguments if STUB_REGION.fullmatch(word)]
+    return regions

@@ -1,0 +1,229 @@
+"""One Triton server for one deployment, from the backend directory to the last trace of it removed."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tritone.checkpoints import Progress, default_cache
+from tritone.checkpoints.progress import silent
+from tritone.deployment import ENVIRONMENT, Deployment
+from tritone.errors import TritoneError
+from tritone.supervisor.backend_directory import build_backend_directory
+from tritone.supervisor.installation import PROJECT, Installation, libpython_directory
+from tritone.supervisor.log import failure_reason, loaded_models
+from tritone.supervisor.ports import choose_ports
+from tritone.supervisor.process import ChildProcess
+from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
+
+START_SECONDS = 300.0
+KEPT_LOGS = 20
+POLL_SECONDS = 0.1
+STAGE_ENVIRONMENT = {
+    # Idle compute threads must not spin: other stages want their cores.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    # The supervisor has resolved everything to directories; a stage never goes to the network.
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class StartError(TritoneError):
+    """The server did not become ready; the message holds the failed model's own error and the log's path."""
+
+    code = "UNAVAILABLE"
+
+
+class Server:
+    """A context manager: ``with Server(deployment) as server:`` is ready to be asked and leaves nothing behind.
+
+    ``deployment`` is a resolved one (see ``resolve_deployment``); its ports may be 0. ``models`` are loaded at the start,
+    with the steps they consist of; by default ``omni``, ``chat`` and ``speech``, or only ``chat`` where voice is null.
+    ``shared_memory`` tells how many bytes of /dev/shm the deployment's pools take.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        *,
+        models: Sequence[str] | None = None,
+        repositories: Sequence[Path] = (PROJECT / "model_repository", PROJECT / "ensembles"),
+        backends: Path = PROJECT / "backends",
+        cache: Path | None = None,
+        logs: Path = PROJECT / "out" / "logs",
+        shared_memory: Callable[[Deployment], int] | None = None,
+        environment: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.deployment = deployment
+        self._wanted = deployment.server
+        self.models = tuple(models or (("chat",) if deployment.voice is None else ("omni", "chat", "speech")))
+        self.log: Path | None = None
+        self._repositories = tuple(Path(path).resolve() for path in repositories)
+        self._backends = Path(backends)
+        self._cache = default_cache() if cache is None else Path(cache)
+        self._logs = Path(logs)
+        self._shared_memory = shared_memory
+        self._environment = dict(environment or {})
+        self._progress: Progress = progress or silent
+        self._run: RunDirectory | None = None
+        self._child: ChildProcess | None = None
+
+    # -- addresses -----------------------------------------------------------------------------------------------------
+
+    @property
+    def http_url(self) -> str:
+        """``http://host:port``."""
+        return f"http://{self._address(self.deployment.server.http_port)}"
+
+    @property
+    def grpc_url(self) -> str:
+        """``host:port``, as tritonclient and :class:`tritone.client.Client` take it."""
+        return self._address(self.deployment.server.grpc_port)
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self._address(self.deployment.server.metrics_port)}/metrics"
+
+    def _address(self, port: int) -> str:
+        host = self.deployment.server.host
+        if host in ("0.0.0.0", "::"):
+            host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def run_directory(self) -> Path:
+        if self._run is None:
+            raise TritoneError("the server is not running", "UNAVAILABLE")
+        return self._run.path
+
+    @property
+    def pid(self) -> int:
+        if self._child is None:
+            raise TritoneError("the server is not running", "UNAVAILABLE")
+        return self._child.pid
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self, timeout: float = START_SECONDS) -> Server:
+        """Starts and waits until every model is ready. Raises StartError, or TritoneError for what can be seen before."""
+        if self._child is not None:
+            raise TritoneError("the server is running already", "UNAVAILABLE")
+        installation = Installation.find()
+        for repository in self._repositories:
+            if not repository.is_dir():
+                raise TritoneError(f"{repository} is no directory: a Triton model repository is missing", "NOT_FOUND")
+        remove_stale()
+        if self._shared_memory is not None:
+            check_shared_memory(self._shared_memory(self.deployment))
+        backend_directory = build_backend_directory(self._backends, self._cache, installation)
+        self.deployment = self.deployment.model_copy(update={"server": choose_ports(self._wanted)})
+        self._run = RunDirectory.create(self.deployment)
+        try:
+            self.log = self._new_log()
+            self._child = ChildProcess(
+                self._command(installation, backend_directory), self._child_environment(), self.log, PROJECT
+            )
+            self.wait_ready(timeout)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def wait_ready(self, timeout: float = START_SECONDS) -> None:
+        """Returns once the server and all its models are ready; raises StartError when it ends or time runs out."""
+        assert self._child is not None and self.log is not None
+        deadline = time.monotonic() + timeout
+        while not self.is_ready():
+            code = self._child.wait(POLL_SECONDS)
+            if code is not None:
+                raise StartError(f"the server did not start:\n{failure_reason(self.log)}\nits log: {self.log}")
+            done, total = loaded_models(self.log.read_text(errors="replace"))
+            if total:
+                self._progress("loading models", done, total)
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"the server was not ready after {timeout:.0f} s ({done} of {total} models loaded); its log: {self.log}"
+                )
+
+    def is_ready(self) -> bool:
+        """Whether the server says that it and all models are ready. It cannot tell a stage process that has died."""
+        if self._child is None or self._child.exit_code is not None:
+            return False
+        # Not urllib: it would ask a proxy from the environment.
+        connection = http.client.HTTPConnection(self.http_url.removeprefix("http://"), timeout=5)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Waits for the server to end by itself; its exit code, or None after ``timeout`` seconds."""
+        assert self._child is not None
+        return self._child.wait(timeout)
+
+    def stop(self) -> None:
+        """Ends the server (SIGTERM, then SIGKILL once its exit timeout is over) and removes the run directory."""
+        try:
+            if self._child is not None:
+                self._child.stop(self.deployment.server.exit_timeout_seconds + 4.0)
+        finally:
+            self._child = None
+            if self._run is not None:
+                self._run.remove()
+                self._run = None
+
+    def __enter__(self) -> Server:
+        return self.start() if self._child is None else self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    # -- parts of a start ----------------------------------------------------------------------------------------------
+
+    def _command(self, installation: Installation, backend_directory: Path) -> list[str]:
+        server = self.deployment.server
+        command = [str(installation.server), f"--backend-directory={backend_directory}"]
+        command += [f"--model-repository={path}" for path in self._repositories]
+        # Explicit: only what this deployment needs is loaded, and a single model can be loaded again later.
+        command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in self.models)]
+        command += [f"--{kind}-address={server.host}" for kind in ("http", "grpc", "metrics")]
+        command += [
+            f"--http-port={server.http_port}",
+            f"--grpc-port={server.grpc_port}",
+            f"--metrics-port={server.metrics_port}",
+            f"--exit-timeout-secs={server.exit_timeout_seconds}",
+            # Pinned host memory is of use to GPUs only.
+            "--pinned-memory-pool-byte-size=0",
+        ]
+        return command
+
+    def _child_environment(self) -> dict[str, str]:
+        environment = dict(os.environ) | STAGE_ENVIRONMENT | self._environment
+        # The stub finds the virtual environment by the first python3 in PATH; it ignores VIRTUAL_ENV and PYTHONPATH.
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+        library = libpython_directory()
+        if library is not None:
+            known = environment.get("LD_LIBRARY_PATH")
+            environment["LD_LIBRARY_PATH"] = f"{library}{os.pathsep}{known}" if known else str(library)
+        assert self._run is not None
+        environment[ENVIRONMENT] = str(self._run.path)
+        return environment
+
+    def _new_log(self) -> Path:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        old = sorted(self._logs.glob("tritonserver-*.log"), key=lambda path: path.stat().st_mtime)
+        for path in old[: max(0, len(old) - KEPT_LOGS + 1)]:
+            path.unlink(missing_ok=True)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return self._logs / f"tritonserver-{stamp}-{self.deployment.server.http_port}.log"

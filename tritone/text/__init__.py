@@ -1,0 +1,1 @@
+"""From tokens to text that may be shown: incremental decoding and stop strings."""
