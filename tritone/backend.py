@@ -100,7 +100,7 @@ class MetricsExporter:
         while not self._stop.wait(EXPORT_SECONDS):
             try:
                 self._export()
-            except Exception:  # noqa: BLE001 - metrics must never stop a stage
+            except Exception:  # metrics must never stop a stage
                 log.exception("metrics")
 
     def _export(self) -> None:
@@ -173,7 +173,7 @@ class StageModel:
                 if tensor is not None:
                     tensors[spec.name] = tensor.as_numpy()
             made = self.handle(tensors, request)
-        except Exception as error:  # noqa: BLE001 - one request's fault ends that request
+        except Exception as error:  # one request's fault ends that request
             if not isinstance(error, TritoneError):
                 log.exception("%s", self.stage)
                 error = TritoneError(f"{self.stage}: {error!r}")

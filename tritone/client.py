@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Union
+from typing import Any
 
 import grpc
 import numpy as np
@@ -33,8 +33,8 @@ SAMPLE_RATE = 24000
 IDLE_SECONDS = 300.0
 """A stage process that dies leaves its requests without an answer or an error: only a time-out ends them."""
 
-Option = Union[str, int, float, bool, Sequence[str], None]
-Messages = Union[str, Mapping[str, Any], Sequence[Mapping[str, Any]]]
+Option = str | int | float | bool | Sequence[str] | None
+Messages = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 TERMINAL = ("end", "error", "cancelled")
 _MAX_MESSAGE = 1 << 30
@@ -196,7 +196,9 @@ def build_request(
     try:
         data = serialize_byte_tensor(np.array([text.encode()], dtype=np.object_)).item()
     except UnicodeEncodeError as error:
-        raise RequestError(f"{name}: holds a lone surrogate at position {error.start}, which UTF-8 cannot carry", "INVALID_ARGUMENT") from None
+        raise RequestError(
+            f"{name}: holds a lone surrogate at position {error.start}; allowed: text that UTF-8 can carry", "INVALID_ARGUMENT"
+        ) from None
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     tensor = request.inputs.add(name=name, datatype="BYTES")
     tensor.shape.append(1)

@@ -35,37 +35,37 @@ class EngineStage(_Part):
     device: Literal["cpu"] = "cpu"
     dtype: DType = "auto"
     """Weights, activations and KV; ``auto`` is bfloat16 where the CPU multiplies it natively, else float32."""
-    threads: int = Field(0, ge=0, le=512)
+    threads: int = Field(default=0, ge=0, le=512)
     """Compute threads; 0 is the number of usable cores."""
-    pool_tokens: int = Field(32768, ge=16)
+    pool_tokens: int = Field(default=32768, ge=16)
     """Tokens that fit into the page pool (rounded down to whole pages)."""
-    max_sequences: int = Field(64, ge=1, le=4096)
+    max_sequences: int = Field(default=64, ge=1, le=4096)
     """Sequences computed in one step; further ones wait in the queue."""
-    max_batch_tokens: int = Field(512, ge=16)
+    max_batch_tokens: int = Field(default=512, ge=16)
     """Tokens computed in one step; a longer prompt is computed in chunks of this size."""
-    max_queue: int = Field(1024, ge=1)
+    max_queue: int = Field(default=1024, ge=1)
     """Requests that may wait; one more is refused with UNAVAILABLE."""
 
 
 class TalkerStage(_Part):
-    threads: int = Field(1, ge=1, le=512)
-    hidden_blocks: int = Field(2048, ge=16)
+    threads: int = Field(default=1, ge=1, le=512)
+    hidden_blocks: int = Field(default=2048, ge=16)
     """Blocks of the pool that carries hidden states from decode to the Talker, one block per event."""
-    max_queue: int = Field(1024, ge=1)
+    max_queue: int = Field(default=1024, ge=1)
 
 
 class VoiceBoxStage(_Part):
-    threads: int = Field(1, ge=1, le=512)
-    max_queue: int = Field(4096, ge=1)
+    threads: int = Field(default=1, ge=1, le=512)
+    max_queue: int = Field(default=4096, ge=1)
 
 
 class Server(_Part):
     host: str = "127.0.0.1"
-    http_port: int = Field(8000, ge=0, le=65535)
-    grpc_port: int = Field(8001, ge=0, le=65535)
-    metrics_port: int = Field(8002, ge=0, le=65535)
+    http_port: int = Field(default=8000, ge=0, le=65535)
+    grpc_port: int = Field(default=8001, ge=0, le=65535)
+    metrics_port: int = Field(default=8002, ge=0, le=65535)
     """Ports; 0 takes a free one."""
-    exit_timeout_seconds: int = Field(8, ge=1)
+    exit_timeout_seconds: int = Field(default=8, ge=1)
 
 
 class Deployment(_Part):
@@ -76,13 +76,13 @@ class Deployment(_Part):
     """A Hugging Face directory, a hub name (``Qwen/Qwen2.5-0.5B-Instruct``), or ``demo:smollm2-135m-instruct``."""
     voice: str | None = "demo:hibari"
     """A prepared voice directory, ``demo:hibari``, or null for text only."""
-    page_size: int = Field(32, ge=16, le=64)
+    page_size: int = Field(default=32, ge=16, le=64)
     """Tokens in one KV page, the same in prefill and decode."""
-    max_context: int = Field(0, ge=0)
+    max_context: int = Field(default=0, ge=0)
     """Prompt plus answer tokens of one request; 0 is the checkpoint's own limit."""
-    default_max_tokens: int = Field(0, ge=0)
+    default_max_tokens: int = Field(default=0, ge=0)
     """Answer length where a request names none; 0 is what the context still holds."""
-    lease_seconds: float = Field(30.0, gt=0)
+    lease_seconds: float = Field(default=30.0, gt=0)
     """A hand-over block that its reader has not released after this time is taken back."""
     prefill: EngineStage = EngineStage()
     decode: EngineStage = EngineStage()

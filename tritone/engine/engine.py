@@ -58,7 +58,7 @@ class Engine:
             if ready:
                 rows = hidden[[last[sequence.session] for sequence in ready]]
                 chosen = choose(self.model.logits(rows), ready)
-        except Exception as error:  # noqa: BLE001 - whatever the model raises, its requests must end with it
+        except Exception as error:  # whatever the model raises, its requests must end with it
             failure = error if isinstance(error, TritoneError) else TritoneError(f"engine step failed: {error!r}")
             planned = plan.decodes + [sequence for sequence, _ in plan.chunks]
             return outputs + [self._fail(sequence, failure) for sequence in planned]

@@ -13,10 +13,12 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi", "-Wno-unknown-pragmas")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
 INSTRUCTION_SETS = {
     "plain": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"),
+    "avx512": _AVX512,
+    "avx512bf16": (*_AVX512, "-mavx512bf16"),
 }
 
 

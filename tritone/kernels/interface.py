@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -23,6 +24,16 @@ class HeadNorm:
     q: Tensor
     k: Tensor
     eps: float
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight matrix [out_features, in_features] in the layout of the kernels that packed it, of ``dtype``."""
+
+    data: Tensor
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
 
 
 class Kernels(Protocol):
@@ -75,4 +86,12 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``gate_up`` [T, 2 n], gate first; gives [T, n]."""
+        ...
+
+    def pack(self, weight: Tensor) -> PackedWeight:
+        """Copy a weight [out_features, in_features] of an activation dtype into the layout that ``linear`` reads fastest."""
+        ...
+
+    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+        """``x @ weight.T + bias`` of x [T, in_features] and the weight's dtype; gives [T, out_features]."""
         ...

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tritone.errors import bad
 from tritone.kernels.build import INSTRUCTION_SETS
-from tritone.kernels.interface import HeadNorm, RopeTable
+from tritone.kernels.interface import HeadNorm, PackedWeight, RopeTable
+from tritone.kernels.memory import HugeMemory
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
@@ -20,6 +21,9 @@ _SIGNATURES = {
     "rope_append": (_LONG, [_POINTER] * 8 + [_LONG] * 11 + [_FLOAT] + [_INT] * 3),
     "paged_attention": (_LONG, [_POINTER] * 6 + [_LONG] * 11 + [_FLOAT] + [_INT] * 3),
     "silu_mul": (None, [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2),
+    "linear": (None, [_POINTER] * 4 + [_LONG] * 3 + [_INT] * 2),
+    "pack": (None, [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2),
+    "packed_bytes": (_LONG, [_LONG] * 2 + [_INT]),
 }
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MAX_HEAD_DIM = 512
@@ -30,7 +34,7 @@ _PARALLEL_FROM = 1 << 16
 class NativeKernels:
     """``Kernels`` in C for CPU tensors; head_dim must be even and at most 512.
 
-    ``instruction_set`` is one of plain, avx2, avx512; by default ``$TRITONE_ISA``, or the best that the CPU runs.
+    ``instruction_set`` is one of plain, avx2, avx512, avx512bf16; by default ``$TRITONE_ISA``, or the best that the CPU runs.
     """
 
     def __init__(self, library: Path, instruction_set: str | None = None) -> None:
@@ -45,7 +49,11 @@ class NativeKernels:
         if chosen not in able:
             raise bad("TRITONE_ISA", chosen, ", ".join(able))
         self.name = f"native-{chosen}"
-        self._norm, self._rope, self._attention, self._silu = (_bind(loaded, name, chosen) for name in _SIGNATURES)
+        functions = {name: _bind(loaded, name, chosen) for name in _SIGNATURES}
+        self._norm, self._rope = functions["add_rms_norm"], functions["rope_append"]
+        self._attention, self._silu = functions["paged_attention"], functions["silu_mul"]
+        self._linear, self._pack, self._packed_bytes = functions["linear"], functions["pack"], functions["packed_bytes"]
+        self._memory = HugeMemory()
 
     def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         rows, n = x.shape
@@ -168,6 +176,35 @@ class NativeKernels:
         _require(gate_up.is_contiguous(), "silu_mul: gate_up must be contiguous")
         out = torch.empty((rows, n // 2), dtype=gate_up.dtype)
         self._silu(gate_up.data_ptr(), out.data_ptr(), rows, n // 2, _TYPES[gate_up.dtype], _threads(rows * n))
+        return out
+
+    def pack(self, weight: Tensor) -> PackedWeight:
+        rows, columns = weight.shape
+        kind = _TYPES[weight.dtype]
+        size = self._packed_bytes(rows, columns, kind)
+        _require(size > 0, "pack: bfloat16 weights need an even in_features")
+        packed = self._memory.take(size)
+        self._pack(weight.contiguous().data_ptr(), packed.data_ptr(), rows, columns, kind, torch.get_num_threads())
+        return PackedWeight(packed, rows, columns, weight.dtype)
+
+    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+        rows, columns = x.shape
+        _require(columns == weight.in_features and x.dtype == weight.dtype, "linear: x must match the weight")
+        _require(x.is_contiguous(), "linear: x must be contiguous")
+        if bias is not None:
+            _require(bias.numel() == weight.out_features and bias.dtype == x.dtype, "linear: bias must match the weight")
+        out = torch.empty((rows, weight.out_features), dtype=x.dtype)
+        self._linear(
+            x.data_ptr(),
+            weight.data.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            rows,
+            weight.out_features,
+            columns,
+            _TYPES[x.dtype],
+            _threads(weight.out_features * columns),
+        )
         return out
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tritone.kernels.interface import HeadNorm, RopeTable
+from tritone.kernels.interface import HeadNorm, PackedWeight, RopeTable
 
 
 class TorchKernels:
@@ -76,6 +76,27 @@ class TorchKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+    def pack(self, weight: Tensor) -> PackedWeight:
+        data = torch.ops.mkldnn._reorder_linear_weight(weight) if _takes_onednn(weight) else weight
+        return PackedWeight(data, *weight.shape, dtype=weight.dtype)
+
+    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+        if not weight.data.is_mkldnn:
+            return functional.linear(x, weight.data, bias)
+        rows = x.shape[0]
+        if rows == 0:
+            return x.new_empty((0, weight.out_features))
+        # oneDNN sums a single row in another order than two or more, which agree among themselves.
+        tall = x.repeat(2, 1) if rows == 1 else x
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(tall, weight.data, bias, "none", [], "")
+        return y[:rows]
+
+
+def _takes_onednn(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -36,7 +36,8 @@ class PoolView:
             raise StaleBlocks(f"{self.name}: epoch {refs.epoch} is over, the pool was made anew (epoch {header.epoch})")
         if refs.shape != header.shape or refs.dtype != header.dtype:
             raise StaleBlocks(
-                f"{self.name}: blocks of {refs.dtype} {list(refs.shape)} referred to, pool holds {header.dtype} {list(header.shape)}"
+                f"{self.name}: blocks of {refs.dtype} {list(refs.shape)} referred to, "
+                f"pool holds {header.dtype} {list(header.shape)}"
             )
         if len(refs.blocks) != len(refs.tags):
             raise StaleBlocks(f"{self.name}: {len(refs.blocks)} blocks with {len(refs.tags)} tags")

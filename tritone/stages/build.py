@@ -40,7 +40,7 @@ def required_shared_memory(deployment: Deployment) -> int:
 def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> PrefillStage:
     from tritone.stages.prefill import PrefillStage
 
-    engine, pages, hidden = _engine(deployment, deployment.prefill, directory, "prefill")
+    engine, pages, hidden = build_engine(deployment, deployment.prefill, directory, "prefill")
     _warm_up(engine)
     return PrefillStage(
         engine,
@@ -57,7 +57,7 @@ def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> D
     from tritone.stages.decode import DecodeStage
     from tritone.text.detokenizer import load_tokenizer
 
-    engine, pages, hidden = _engine(deployment, deployment.decode, directory, "decode")
+    engine, pages, hidden = build_engine(deployment, deployment.decode, directory, "decode")
     _warm_up(engine)
     return DecodeStage(
         engine,
@@ -92,9 +92,10 @@ def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics) ->
     return VoiceBoxStage(box, CancelBoard(directory), metrics, deployment.voicebox.max_queue)
 
 
-def _engine(
+def build_engine(
     deployment: Deployment, part: EngineStage, directory: Path, name: str
 ) -> tuple[Engine, BlockPool, BlockPool | None]:
+    """An engine with its page pool and, where a voice is loaded, its hidden-state pool; files begin with ``name``."""
     import torch
 
     from tritone.engine.engine import Engine

@@ -69,7 +69,7 @@ class FairWorker:
             next(running)
         except StopIteration:
             return True
-        except Exception:  # noqa: BLE001 - the thread serves every session
+        except Exception:  # the thread serves every session
             log.exception("task")
             return True
         return False

@@ -64,7 +64,7 @@ class EngineLoop:
         # The loop outlives any one request: what fails is logged and its request ended by the code that raised.
         try:
             return bool(call())
-        except Exception:  # noqa: BLE001
+        except Exception:
             log.exception("engine loop")
             time.sleep(IDLE_SECONDS)
             return otherwise

@@ -32,5 +32,5 @@ class Outbox:
             reply, message, last = item
             try:
                 reply.send(message, last=last)
-            except Exception:  # noqa: BLE001 - one broken stream must not stop the others
+            except Exception:  # one broken stream must not stop the others
                 log.exception("send")

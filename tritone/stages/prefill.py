@@ -85,7 +85,12 @@ class PrefillStage:
         self._scheduler.add(sequence)
 
     def step(self) -> bool:
+        begun = time.monotonic()
         outputs = self._engine.step()
+        for job, sequence in self._jobs.values():
+            if job.started is None and (sequence.computed or sequence.pages):
+                job.started = begun
+                self._metrics.observe("tritone_queue_seconds", begun - job.arrived)
         for output in outputs:
             job, _ = self._jobs.pop(output.sequence.session)
             if output.error is not None:
@@ -100,9 +105,6 @@ class PrefillStage:
             self._metrics.count("tritone_leases_expired_total", expired)
         for job, sequence in list(self._jobs.values()):
             session = job.request.session
-            if job.started is None and sequence.pages:
-                job.started = now
-                self._metrics.observe("tritone_queue_seconds", now - job.arrived)
             if self._board.is_cancelled(session):
                 del self._jobs[session]
                 self._scheduler.remove(sequence)

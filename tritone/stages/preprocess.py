@@ -90,10 +90,10 @@ class PreprocessStage:
             return list(self.tokenizer.encode(text))
         messages = parse_messages(text)
         try:
-            encoded = self.tokenizer.apply_chat_template(
+            encoded: Any = self.tokenizer.apply_chat_template(
                 messages, tools=list(options.tools) or None, add_generation_prompt=True, tokenize=True, return_dict=True
             )
-        except Exception as error:  # noqa: BLE001 - templates are code of the checkpoint and raise what they like
+        except Exception as error:  # templates are code of the checkpoint and raise what they like
             raise InvalidArgument(f"messages: refused by the checkpoint's chat template: {error}") from None
         return list(encoded["input_ids"])
 

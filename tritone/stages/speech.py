@@ -62,9 +62,7 @@ class SpeechStage(ABC, Generic[State]):
             if event.terminal:
                 self._failed.discard(session)
             reply.close()
-        elif session not in self._sessions:
-            reply.send(event, last=True)
-        elif event.kind == "text" and "text" not in self.work_kinds:
+        elif session not in self._sessions or (event.kind == "text" and "text" not in self.work_kinds):
             reply.send(event, last=True)
         else:
             if event.kind == "text":
@@ -77,8 +75,8 @@ class SpeechStage(ABC, Generic[State]):
 
     def _queue(self, event: Event, reply: Reply[Event]) -> None:
         if len(self._worker) >= self._max_queue and not event.terminal:
-            self._fail(event.session, reply, TritoneError(f"{self.name}: {self._max_queue} pieces of work wait already; "
-                                                          "try again in 1 s", "UNAVAILABLE"))
+            message = f"{self.name}: {self._max_queue} pieces of work wait already; try again in 1 s"
+            self._fail(event.session, reply, TritoneError(message, "UNAVAILABLE"))
             return
         self._worker.submit(event.session, lambda: self._run(event, reply))
 
@@ -98,7 +96,7 @@ class SpeechStage(ABC, Generic[State]):
                     yield
                     if self._board.is_cancelled(session):
                         break
-        except Exception as error:  # noqa: BLE001 - whatever a voice raises ends its own session only
+        except Exception as error:  # whatever a voice raises ends its own session only
             log.exception("%s", self.name)
             self._fail(session, reply, error)
             return

@@ -2,3 +2,4 @@
 #include "elementwise.c"
 #include "rope.c"
 #include "attention.c"
+#include "linear.c"

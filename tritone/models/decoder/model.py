@@ -30,8 +30,8 @@ class Layer:
 class Decoder:
     """A dense decoder in evaluation; ``load_decoder`` makes one.
 
-    Same weights, same tokens: the same bits, whatever else is in the batch and however a prompt is cut into chunks (with
-    the native kernels and packed linear layers).
+    Same weights, same tokens: the same bits, whatever else is in the batch and however a prompt is cut into chunks, with
+    the native kernels.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Decoder:
         self.kernels = kernels
         self.dtype = embedding.dtype
         self.device = embedding.device
-        self._min_rows = max(linear.min_rows for layer in layers for linear in (layer.qkv, layer.gate_up, layer.down))
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -72,21 +71,17 @@ class Decoder:
         slots = batch.slots(kv.shape[4])
         starts = torch.tensor(batch.query_starts, dtype=torch.int32, device=self.device)
         x = self.embed(batch.tokens) if inputs is None else inputs.to(self.dtype, copy=True)
-        if tokens < self._min_rows:
-            x = x.repeat(self._min_rows, 1)
         residual: Tensor | None = None
         for index, layer in enumerate(self.layers):
             x, residual = kernels.add_rms_norm(x, residual, layer.input_norm, eps)
-            qkv = layer.qkv(x)[:tokens].view(tokens, -1, self.config.head_dim)
+            qkv = layer.qkv(x).view(tokens, -1, self.config.head_dim)
             kernels.rope_append(qkv, batch.positions, slots, self.rope, kv, index, layer.head_norm)
             mixed = kernels.paged_attention(
                 qkv[:, :heads], kv, index, batch.page_table, starts, batch.context_lens, scale
             ).view(tokens, -1)
-            if tokens < self._min_rows:
-                mixed = mixed.repeat(self._min_rows, 1)
             x, residual = kernels.add_rms_norm(layer.output(mixed), residual, layer.mlp_norm, eps)
             x = layer.down(kernels.silu_mul(layer.gate_up(x)))
-        return kernels.add_rms_norm(x, residual, self.final_norm, eps)[0][:tokens]
+        return kernels.add_rms_norm(x, residual, self.final_norm, eps)[0]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
