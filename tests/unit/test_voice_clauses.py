@@ -11,7 +11,7 @@ from tritone.models.voice.clauses import LONGEST_CLAUSE, LONGEST_WORD, ClauseSpl
 PROSE = (
     "Certainly, I can help with that. The meeting with Dr. Smith starts at 7:30 p.m. on March 3, 2024, and 1,250 people, "
     "i.e. more than last year's 999.5, are expected; see https://example.com/a,b.c?d=1. Bring water!\n\n"
-    "There is a U.S. office in Rome... maybe two. \"Really?\" he asked. Yes - really. "
+    'There is a U.S. office in Rome... maybe two. "Really?" he asked. Yes - really. '
     "If nobody stops this sentence it will go on and on without any mark that could be used to end it because that is "
     "how people sometimes talk when they have had too much coffee and nobody has the heart to tell them\n"
     "that they should stop. J. K. Rowling wrote No. 7. The end"
@@ -49,7 +49,9 @@ def spoken(text: str) -> str:
     return "".join(c for c in text if c.isalnum())
 
 
-@pytest.mark.parametrize("text", [PROSE, MARKDOWN, "a" * 500, "5", "Hi 👩‍👩‍👧 there. É e\u0301 done", " \n x\n\n"])
+@pytest.mark.parametrize(
+    "text", [PROSE, MARKDOWN, "a" * 500, "5", "Hi 👩‍👩‍👧 there. É e\u0301 done", " \n x\n\n"]
+)
 def test_clauses_do_not_depend_on_deltas(text: str) -> None:
     expected = split(text)
     assert split(text, list(range(len(text)))) == expected
@@ -72,7 +74,15 @@ def test_words_and_numbers_stay_whole() -> None:
     words = PROSE.split()
     assert [w for clause in split(PROSE) for w in clause.split()] == words
     joined = "\n".join(split(PROSE))
-    for whole in ["Dr. Smith", "7:30 p.m.", "March 3, 2024,", "1,250", "U.S. office", "J. K. Rowling", "No. 7."]:
+    for whole in [
+        "Dr. Smith",
+        "7:30 p.m.",
+        "March 3, 2024,",
+        "1,250",
+        "U.S. office",
+        "J. K. Rowling",
+        "No. 7.",
+    ]:
         assert whole in joined
 
 
@@ -116,7 +126,9 @@ def test_markdown_is_silent_and_its_text_is_not() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "   \n", "😊🎉", "***", "---\n===", "...", "**", "# ", "- ", "\ufeff", "\u200d"])
+@pytest.mark.parametrize(
+    "text", ["", "   \n", "😊🎉", "***", "---\n===", "...", "**", "# ", "- ", "\ufeff", "\u200d"]
+)
 def test_unspeakable_text_gives_nothing(text: str) -> None:
     assert split(text) == []
 
@@ -138,7 +150,12 @@ def test_first_clause_comes_early_without_punctuation() -> None:
 
 
 def test_first_clause_never_ends_on_an_article() -> None:
-    assert split("we went all the way up to the top of the hill today")[0].split()[-1] not in {"the", "of", "to", "a"}
+    assert split("we went all the way up to the top of the hill today")[0].split()[-1] not in {
+        "the",
+        "of",
+        "to",
+        "a",
+    }
 
 
 def test_length_is_capped() -> None:

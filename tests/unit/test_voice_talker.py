@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from tests.asr import DIGIT_STRINGS, SENTENCES, normalise, transcribe, word_errors
 from tritone.models.voice.chunks import plan_chunks
+from tritone.models.voice.phonemes import Phonemiser
 from tritone.models.voice.prepare import prepare_voice
 from tritone.models.voice.talker import HibariTalker, TalkerSession
 from tritone.models.voice.voicebox import VoiceBox, VoiceBoxStream
@@ -32,7 +34,9 @@ def box(voice: Path) -> VoiceBox:
     return VoiceBox(voice)
 
 
-def say(talker: HibariTalker, box: VoiceBox, text: str, delta: int = 3) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def say(
+    talker: HibariTalker, box: VoiceBox, text: str, delta: int = 3
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """The text through the whole chain, fed a few characters at a time."""
     session, stream = TalkerSession(talker), VoiceBoxStream(box, seed=4)
     clauses = [f for at in range(0, len(text), delta) for f in session.feed(text[at : at + delta])]
@@ -109,7 +113,14 @@ def test_feed_takes_the_text_even_if_nobody_iterates(talker: HibariTalker) -> No
 
 @pytest.mark.parametrize(
     ("answer", "last_word"),
-    [("5", "five"), ("A", "a"), ("I", "i"), ("Yes.", "yes"), ("The answer is B", "b"), ("She gave him a red apple", "apple")],
+    [
+        ("5", "five"),
+        ("A", "a"),
+        ("I", "i"),
+        ("Yes.", "yes"),
+        ("The answer is B", "b"),
+        ("She gave him a red apple", "apple"),
+    ],
 )
 def test_short_answers_are_heard_to_the_last_word(
     talker: HibariTalker, box: VoiceBox, answer: str, last_word: str
@@ -118,13 +129,45 @@ def test_short_answers_are_heard_to_the_last_word(
     assert len(sound) > 24000 * 0.25
     assert np.abs(sound).max() > 0.05
     if len(answer) > 1:  # a recogniser of speech cannot be asked for single letters
-        assert normalise(transcribe(np.pad(sound, 4800)))[-1] in (last_word, {"b": "be"}.get(last_word, last_word))
+        assert normalise(transcribe(np.pad(sound, 4800)))[-1] in (
+            last_word,
+            {"b": "be"}.get(last_word, last_word),
+        )
 
 
-def test_a_letter_is_no_article(talker: HibariTalker) -> None:
-    for text in ("A", "a", "(a)", "A."):
-        assert "ˈA" in talker._phonemes(text)
-    assert talker._phonemes("The answer is A").endswith("ˈA")
+def test_a_letter_is_no_article() -> None:
+    read = Phonemiser().phonemes
+    for text in ("A", "a", "(a)", "A.", "The answer is A"):
+        assert "ˈA" in read(text)
+
+
+def test_figures_and_odd_characters_are_read() -> None:
+    read = Phonemiser().phonemes
+    assert read("776") == read("seven hundred seventy six")
+    assert read("4111111111111111.") == read("4 " + "1 " * 15 + ".").replace(" .", ".")
+    assert read("1,250,000,000,000,000") == read("one quadrillion two hundred fifty trillion")
+    assert read("Ｈｅｌｌｏ ① 𝐝𝐨𝐠 ٣") == read("Hello 1 dog 3")
+
+
+def test_no_text_breaks_the_talker(talker: HibariTalker) -> None:
+    draw = random.Random(6)
+    kinds = ["abcdXYZ ", "0123456789.,:/-$%", "'\"()[]{}<>*_`#~^|\\", "你пيé①Ⅷ²½٣😊\u0301\u200d", "a A.'-"]
+    for _ in range(300):
+        letters = "".join(draw.sample(kinds, draw.randint(1, 3)))
+        talker.speak("".join(draw.choice(letters) for _ in range(draw.randint(1, 80))))
+
+
+def test_one_bad_word_costs_no_clause(monkeypatch: pytest.MonkeyPatch) -> None:
+    phonemiser = Phonemiser()
+    rules = phonemiser._g2p
+
+    def failing(text: str) -> str:
+        if "red" in text:
+            raise IndexError
+        return str(rules(text))
+
+    monkeypatch.setattr(phonemiser, "_g2p", failing)
+    assert phonemiser.phonemes("a red apple") == f"{rules('a')} {rules('apple')}"
 
 
 def test_word_errors_counts() -> None:

@@ -5,6 +5,6 @@ text -> :class:`~tritone.models.voice.clauses.ClauseSplitter` -> clauses
      -> :func:`~tritone.models.voice.chunks.plan_chunks`      -> chunks of frames
      -> :class:`~tritone.models.voice.voicebox.VoiceBoxStream` -> 24 kHz samples
 
-The talker's side needs numpy, onnxruntime and hibari-tts; only ``decoder``, ``spectrum`` and ``voicebox`` import torch;
-only ``prepare`` needs onnx. This file imports none of them.
+The talker's side needs numpy, onnxruntime and hibari-tts; only ``decoder``, ``spectrum`` and ``voicebox``
+import torch; only ``prepare`` needs onnx. This file imports none of them.
 """

@@ -12,7 +12,8 @@ LONGEST_CLAUSE = 200
 """Characters after which a clause is cut at the last word boundary, whatever stands there."""
 
 LONGEST_WORD = 100
-"""Characters after which a run without a space is cut at its next sign that is no letter or figure, or after half as many again."""
+"""Characters after which a run without a space is cut at its next sign that is no letter or figure, or after
+half as many again."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ _DASHES = frozenset(["-", "–", "—", "--"])
 class ClauseSplitter:
     """Text in pieces -> clauses, each as soon as the first character after it has come.
 
-    A clause ends at a line end (but not before a small letter: a wrapped line), at the end of a sentence, at a comma, semicolon, colon
-    or dash when it is long enough, and otherwise at a word boundary when it grows too long; never inside a word or a number,
-    save in a run of more than LONGEST_WORD characters without a space. The clauses are cleaned for speech (see
-    `speakable.clean`); they hold every letter and figure of plain text, in order. Clauses with nothing to speak are left out.
-    The text is taken a character at a time, so the clauses depend on the text alone and not on how it was cut.
+    A clause ends at a line end (but not before a small letter: a wrapped line), at the end of a sentence, at
+    a comma, semicolon, colon or dash when it is long enough, and otherwise at a word boundary when it grows
+    too long; never inside a word or a number, save in a run of more than LONGEST_WORD characters without a
+    space. The clauses are cleaned for speech (see `speakable.clean`); they hold every letter and figure of
+    plain text, in order. Clauses with nothing to speak are left out. The text is taken a character at a time,
+    so the clauses depend on the text alone and not on how it was cut.
     """
 
     def __init__(self) -> None:

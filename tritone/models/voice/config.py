@@ -26,7 +26,8 @@ class VoiceSource:
 
 @dataclass(frozen=True)
 class VoiceConfig:
-    """Sizes and origin of a voice. hop and n_fft are in samples; receptive_field is in frames on either side."""
+    """Sizes and origin of a voice. hop and n_fft are in samples; receptive_field is in frames on either
+    side."""
 
     name: str
     voices: tuple[str, ...]
@@ -50,10 +51,13 @@ class VoiceConfig:
 
     @staticmethod
     def load(directory: Path) -> VoiceConfig:
-        """Reads voice.json. Raises FileNotFoundError without one, ValueError when it is another format or incomplete."""
+        """Reads voice.json. Raises FileNotFoundError without one, ValueError when it is another format or
+        incomplete."""
         path = Path(directory) / CONFIG_FILE
         if not path.is_file():
-            raise FileNotFoundError(f"{directory} holds no {CONFIG_FILE}: prepare the voice first (prepare_voice)")
+            raise FileNotFoundError(
+                f"{directory} holds no {CONFIG_FILE}: prepare the voice first (prepare_voice)"
+            )
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             found = values.get("format")

@@ -1,7 +1,7 @@
 """hibari's ConvNeXt decoder in torch: frames in, five spectra a frame out; whole or in pieces.
 
-A stream keeps, for each convolution, the last six frames of that convolution's own input. Every frame is computed once, and a
-piece costs no repeated context.
+A stream keeps, for each convolution, the last six frames of that convolution's own input. Every frame is
+computed once, and a piece costs no repeated context.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _REACH = _TAPS // 2
 class Decoder:
     """The weights, shared by all streams and never written.
 
-    dec_in Conv(W -> C, 7 taps); blocks x + gamma * pw2(gelu(pw1(norm(depthwise(x))))) with 7 taps; norm; head C -> 5 * bins.
-    Raises ValueError when a tensor is missing or misshapen.
+    dec_in Conv(W -> C, 7 taps); blocks x + gamma * pw2(gelu(pw1(norm(depthwise(x))))) with 7 taps; norm; head
+    C -> 5 * bins. Raises ValueError when a tensor is missing or misshapen.
     """
 
     def __init__(self, directory: Path, config: VoiceConfig) -> None:
@@ -30,19 +30,26 @@ class Decoder:
         try:
             inlet = weights["dec_in.weight"]  # [C, W, 7]
             self.channels, self.width = inlet.shape[0], inlet.shape[1]
-            self._inlet, self._inlet_bias = inlet.reshape(self.channels, -1).contiguous(), weights["dec_in.bias"]
+            self._inlet, self._inlet_bias = (
+                inlet.reshape(self.channels, -1).contiguous(),
+                weights["dec_in.bias"],
+            )
             count = sum(name.endswith(".gamma") for name in weights)
             self._blocks = [_Block(weights, f"dec.{i}.", config.layer_norm_epsilon) for i in range(count)]
             self._norm = (weights["dec_norm.weight"], weights["dec_norm.bias"])
             self._head = (weights["head.weight"], weights["head.bias"])
         except KeyError as error:
-            raise ValueError(f"{directory}/{DECODER_FILE} has no tensor {error}; prepare the voice again") from error
+            raise ValueError(
+                f"{directory}/{DECODER_FILE} has no tensor {error}; prepare the voice again"
+            ) from error
         self.bins = self._head[0].shape[0] // 5
         self._epsilon = config.layer_norm_epsilon
         expected = (config.feature_width, config.n_fft // 2 + 1, config.receptive_field)
         found = (self.width, self.bins, _REACH * (1 + count))
         if found != expected:
-            raise ValueError(f"{directory}: (width, bins, receptive field) are {found}, voice.json says {expected}")
+            raise ValueError(
+                f"{directory}: (width, bins, receptive field) are {found}, voice.json says {expected}"
+            )
 
     @property
     def layers(self) -> int:
@@ -73,7 +80,10 @@ class _Block:
         self._depthwise_bias = part["dw.bias"]
         self._norm = (part["norm.weight"], part["norm.bias"])
         self._widen = (part["pw1.weight"], part["pw1.bias"])
-        self._narrow = (part["pw2.weight"] * part["gamma"][:, None], part["pw2.bias"] * part["gamma"])  # gamma folded in
+        self._narrow = (
+            part["pw2.weight"] * part["gamma"][:, None],
+            part["pw2.bias"] * part["gamma"],
+        )  # gamma folded in
         self._epsilon = epsilon
 
     def __call__(self, window: torch.Tensor) -> torch.Tensor:
@@ -87,14 +97,16 @@ class _Block:
 
 
 class DecoderStream:
-    """The decoder over one segment, frame by frame; what it gives lags what it gets by the receptive field of 27 frames."""
+    """The decoder over one segment, frame by frame; what it gives lags what it gets by the receptive field of
+    27 frames."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._history = [torch.zeros(_REACH, decoder.layer_input_width(i)) for i in range(decoder.layers)]
 
     def push(self, features: torch.Tensor, last: bool) -> torch.Tensor:
-        """float32 [N, W] -> float32 [M, 5 * bins], the next M frames; last ends the segment, after which nothing may follow.
+        """float32 [N, W] -> float32 [M, 5 * bins], the next M frames; last ends the segment, after which
+        nothing may follow.
 
         Each convolution sees zeros beyond the segment's ends, as in the whole-segment model.
         """
@@ -117,7 +129,8 @@ _FEWEST_ROWS = 8
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """A linear layer whose every row is rounded alike however many rows there are.
 
-    BLAS takes other kernels, with other rounding, for a few rows; padding keeps streamed audio equal to the whole segment's.
+    BLAS takes other kernels, with other rounding, for a few rows; padding keeps streamed audio equal to the
+    whole segment's.
     """
     rows = len(x)
     if 0 < rows < _FEWEST_ROWS:

@@ -16,8 +16,8 @@ class Frames:
 
     features: float32 [F, W], the decoder's input (W is 130 for hibari: 128 of text, log-f0, energy).
     f0: float32 [F], pitch in Hz; 0 (below 40) where unvoiced.
-    text: the clause these frames speak; kept through :meth:`slice` so that a listener's position can be mapped to text.
-    Raises ValueError when the two lengths differ or the ranks are wrong.
+    text: the clause these frames speak; kept through :meth:`slice` so that a listener's position can be
+    mapped to text. Raises ValueError when the two lengths differ or the ranks are wrong.
     """
 
     features: Float32Array
@@ -47,4 +47,6 @@ class Frames:
         """The parts one after the other, as one clause."""
         if not parts:
             return Frames.empty(width, text)
-        return Frames(np.concatenate([p.features for p in parts]), np.concatenate([p.f0 for p in parts]), text)
+        return Frames(
+            np.concatenate([p.features for p in parts]), np.concatenate([p.f0 for p in parts]), text
+        )

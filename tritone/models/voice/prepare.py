@@ -1,4 +1,5 @@
-"""Writes a voice directory from the installed hibari-tts package. Needs the packages onnx and safetensors, not torch."""
+"""Writes a voice directory from the installed hibari-tts package. Needs the packages onnx and safetensors,
+not torch."""
 
 from __future__ import annotations
 
@@ -26,13 +27,14 @@ class VoicePackageError(RuntimeError):
 
 
 def prepare_voice(destination: Path, progress: Callable[[str], None] | None = None) -> Path:
-    """Writes front.onnx, decoder.safetensors, voice.json, LICENSE and NOTICE into `destination` and returns it.
+    """Writes front.onnx, decoder.safetensors, voice.json, LICENSE and NOTICE into `destination` and returns
+    it.
 
-    Does nothing when `destination` already holds this voice, intact. The files are made in a neighbouring temporary directory
-    that is renamed at the end, so a reader sees a whole voice or none; two callers at once are harmless.
-    progress is called with a short line before each step.
-    Raises VoicePackageError when hibari-tts is missing or another release, FileExistsError when `destination` holds
-    something that is not a voice.
+    Does nothing when `destination` already holds this voice, intact. The files are made in a neighbouring
+    temporary directory that is renamed at the end, so a reader sees a whole voice or none; two callers at
+    once are harmless. progress is called with a short line before each step.
+    Raises VoicePackageError when hibari-tts is missing or another release, FileExistsError when `destination`
+    holds something that is not a voice.
     """
     destination = Path(destination)
     report = progress or (lambda line: None)
@@ -61,7 +63,8 @@ def is_prepared(directory: Path) -> bool:
     except (OSError, ValueError):
         return False
     return config.source.sha256 == MODEL_SHA256 and all(
-        (directory / name).is_file() and _sha256(directory / name) == digest for name, digest in config.files.items()
+        (directory / name).is_file() and _sha256(directory / name) == digest
+        for name, digest in config.files.items()
     )
 
 
@@ -108,7 +111,9 @@ def _write_voice(model_path: Path, work: Path, report: Callable[[str], None]) ->
         max_phonemes=400,
         receptive_field=kernel_reach * (1 + graph.decoder_blocks()),
         layer_norm_epsilon=graph.layer_norm_epsilon(),
-        source=VoiceSource(PACKAGE, importlib.metadata.version(PACKAGE), model_path.name, MODEL_SHA256, CHANGES),
+        source=VoiceSource(
+            PACKAGE, importlib.metadata.version(PACKAGE), model_path.name, MODEL_SHA256, CHANGES
+        ),
         files={path.name: _sha256(path) for path in sorted(work.iterdir())},
     ).save(work)
     for path in work.iterdir():
@@ -119,7 +124,9 @@ def _licence_file(name: str) -> Path:
     for file in importlib.metadata.files(PACKAGE) or []:
         if file.name == name and file.parent.name == "licenses":
             return Path(str(file.locate()))
-    raise VoicePackageError(f"the installed {PACKAGE} has no {name} file, which must go with its weights; install it again")
+    raise VoicePackageError(
+        f"the installed {PACKAGE} has no {name} file, which must go with its weights; install it again"
+    )
 
 
 def _may_replace(directory: Path) -> bool:

@@ -1,6 +1,8 @@
-"""The excitation of a voice: a band-limited pulse train that follows the pitch, and noise, both by frame position.
+"""The excitation of a voice: a band-limited pulse train that follows the pitch, and noise, both by frame
+position.
 
-The formulas are those of hibari's dsp.py (Apache-2.0); here they run on chunks and give the same samples for any chunking.
+The formulas are those of hibari's dsp.py (Apache-2.0); here they run on chunks and give the same samples for
+any chunking.
 """
 
 from __future__ import annotations
@@ -18,20 +20,24 @@ _SINGULAR = 2e-3  # |2 sin(t/2)| below which the pulse formula takes its limit
 class PulseSource:
     """The pulse train of one segment as windowed frames for a short-time Fourier transform.
 
-    Frame k is the train's samples [k*hop - n_fft/2, k*hop + n_fft/2), reflected at the segment's ends, times a periodic Hann
-    window over n_fft/4 (a unit cosine then peaks at 1). Frames lag the pitch: take(n) needs two more frames of pitch than
-    it returns, three for the first, unless the segment has ended.
+    Frame k is the train's samples [k*hop - n_fft/2, k*hop + n_fft/2), reflected at the segment's ends, times
+    a periodic Hann window over n_fft/4 (a unit cosine then peaks at 1). Frames lag the pitch: take(n) needs
+    two more frames of pitch than it returns, three for the first, unless the segment has ended.
     """
 
     def __init__(self, sample_rate: int, hop: int, n_fft: int) -> None:
         self._rate, self._hop, self._half = sample_rate, hop, n_fft // 2
         ramp = np.arange(n_fft) / n_fft
-        self._window = ((0.5 - 0.5 * np.cos(2 * np.pi * ramp)).astype(np.float32) / (n_fft / 4)).astype(np.float32)
+        self._window = ((0.5 - 0.5 * np.cos(2 * np.pi * ramp)).astype(np.float32) / (n_fft / 4)).astype(
+            np.float32
+        )
         # Linear interpolation (align_corners=False): sample j of frame k lies at k + (j + 0.5)/hop - 0.5.
         self._toward_next = (((np.arange(hop) + 0.5) / hop - 0.5) % 1.0).astype(np.float32)
         self._pitch = np.zeros(0, np.float32)  # Hz, from the frame before the first one not yet sounded
         self._sounded = 0  # frames turned into samples
-        self._phase = 0.0  # cycles * sample_rate at the last sample, in float64; never wrapped, to equal one long sum
+        self._phase = (
+            0.0  # cycles * sample_rate at the last sample, in float64; never wrapped, to equal one long sum
+        )
         self._samples = np.zeros(0, np.float32)  # from the first sample frame _taken needs
         self._taken = 0  # frames handed out
         self._known = 0  # frames of pitch received
@@ -48,7 +54,8 @@ class PulseSource:
             self._pitch = np.concatenate([self._pitch, self._pitch[-1:]])
 
     def take(self, count: int) -> Float32Array:
-        """The next `count` windowed frames, float32 [count, n_fft]. The caller must have pushed the pitch they need."""
+        """The next `count` windowed frames, float32 [count, n_fft]. The caller must have pushed the pitch
+        they need."""
         first, stop = self._taken, self._taken + count
         overlap = self._half // self._hop
         target = max(stop - 1 + overlap, overlap + 1 if first == 0 else 0)
@@ -71,7 +78,11 @@ class PulseSource:
         half = self._hop // 2
         up, down = self._toward_next, np.float32(1.0) - self._toward_next
         hertz = np.concatenate(
-            [pitch[:-2] * down[:half] + pitch[1:-1] * up[:half], pitch[1:-1] * down[half:] + pitch[2:] * up[half:]], axis=1
+            [
+                pitch[:-2] * down[:half] + pitch[1:-1] * up[:half],
+                pitch[1:-1] * down[half:] + pitch[2:] * up[half:],
+            ],
+            axis=1,
         ).reshape(-1)
         voiced = hertz > VOICED_FROM
         hertz = np.maximum(hertz, np.float32(VOICED_FROM))
@@ -86,9 +97,11 @@ class PulseSource:
 def pulse_train(
     cycles: npt.NDArray[np.float64], hertz: Float32Array, voiced: npt.NDArray[np.bool_]
 ) -> Float32Array:
-    """Every harmonic below 11 kHz at unit amplitude: sum_{h<=H} cos(h t) = sin((H + 1/2) t) / (2 sin(t/2)) - 1/2.
+    """Every harmonic below 11 kHz at unit amplitude: sum_{h<=H} cos(h t) = sin((H + 1/2) t) / (2 sin(t/2)) -
+    1/2.
 
-    cycles: float64 [N], the phase in periods; hertz: float32 [N], the pitch; voiced: bool [N]. Returns float32 [N].
+    cycles: float64 [N], the phase in periods; hertz: float32 [N], the pitch; voiced: bool [N]. Returns
+    float32 [N].
     """
     angle = ((cycles % 1.0) * (2 * np.pi)).astype(np.float32)
     order = np.floor(np.float32(HIGHEST_HARMONIC) / hertz) + np.float32(0.5)
@@ -103,15 +116,18 @@ def pulse_train(
 
 
 def frame_noise(seed: int, segment: int, first: int, count: int, bins: int) -> npt.NDArray[np.complex64]:
-    """Complex noise, unit variance in either part, complex64 [count, bins], for frames first..first+count-1 of a segment.
+    """Complex noise, unit variance in either part, complex64 [count, bins], for frames first..first+count-1
+    of a segment.
 
-    Each frame has its own place in a Philox stream keyed by (seed, segment), so its noise depends on nothing else.
-    seed and segment: integers, taken modulo 2**64.
+    Each frame has its own place in a Philox stream keyed by (seed, segment), so its noise depends on nothing
+    else. seed and segment: integers, taken modulo 2**64.
     """
     words = np.uint64(0xFFFFFFFFFFFFFFFF)
     key = np.array([seed & int(words), segment & int(words)], np.uint64)
     noise = np.empty((count, 2 * bins), np.float32)
     for row in range(count):
         counter = np.array([0, first + row, 0, 0], np.uint64)
-        np.random.Generator(np.random.Philox(key=key, counter=counter)).standard_normal(dtype=np.float32, out=noise[row])
+        np.random.Generator(np.random.Philox(key=key, counter=counter)).standard_normal(
+            dtype=np.float32, out=noise[row]
+        )
     return noise.view(np.complex64)

@@ -27,14 +27,14 @@ _STRAY_SPACE = re.compile(r"\s+([,.;:!?]+)(?=\s|$)")
 _SILENT_CATEGORIES = frozenset(["So", "Sk", "Cs", "Co", "Cn", "Cf", "Me"])
 _SPOKEN_ANYWAY = frozenset("°^")
 _SPOKEN_ALONE = frozenset("%&@+=°±×÷")
-_AROUND_LETTER = " \"'“”‘’()[].,;:!?"
 
 
 def clean(raw: str, line_start: bool) -> str:
     """The text to be spoken, on one line with single spaces; empty when nothing in it can be.
 
-    Dropped: Markdown marks, link targets, the language of a code fence, emoji, control and invisible characters. Table bars become commas,
-    and * between figures is read. line_start says whether `raw` began a line, where # - > and the like are marks.
+    Dropped: Markdown marks, link targets, the language of a code fence, emoji, control and invisible
+    characters. Table bars become commas, and * between figures is read. line_start says whether `raw` began a
+    line, where # - > and the like are marks.
     """
     text = unicodedata.normalize("NFC", raw)
     if line_start:
@@ -43,27 +43,27 @@ def clean(raw: str, line_start: bool) -> str:
         text = pattern.sub(replacement, text)
     if "|" in text:
         text = _TABLE_BAR.sub(", ", text).strip(" ,")
-    text = "".join(" " if is_silent(c) or unicodedata.category(c) == "Cc" else c for c in text if not _is_joiner(c))
+    text = "".join(
+        " " if is_silent(c) or unicodedata.category(c) == "Cc" else c for c in text if not _is_joiner(c)
+    )
     text = _STRAY_SPACE.sub(r"\1", " ".join(text.split()))
     return text if is_speakable(text) else ""
 
 
 def is_speakable(text: str) -> bool:
-    """True when something in the text has a sound: a letter or figure, or a symbol that stands alone as an answer."""
+    """True when something in the text has a sound: a letter or figure, or a symbol that stands alone as an
+    answer."""
     return any(c.isalnum() for c in text) or text.strip() in _SPOKEN_ALONE
 
 
 def is_silent(char: str) -> bool:
     """True for emoji, other pictures and invisible characters."""
-    return (unicodedata.category(char) in _SILENT_CATEGORIES and char not in _SPOKEN_ANYWAY) or _is_joiner(char)
-
-
-def single_letter(clause: str) -> str | None:
-    """The letter, in upper case, when the clause is one Latin letter and punctuation ("a", "B."); otherwise None."""
-    core = clause.strip(_AROUND_LETTER)
-    return core.upper() if len(core) == 1 and core.isascii() and core.isalpha() else None
+    return (unicodedata.category(char) in _SILENT_CATEGORIES and char not in _SPOKEN_ANYWAY) or _is_joiner(
+        char
+    )
 
 
 def _is_joiner(char: str) -> bool:
-    """Characters that shape their neighbours and take no room: joiners, variation selectors, byte-order marks."""
+    """Characters that shape their neighbours and take no room: joiners, variation selectors, byte-order
+    marks."""
     return "\ufe00" <= char <= "\ufe0f" or unicodedata.category(char) in ("Cf", "Me")

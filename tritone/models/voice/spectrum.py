@@ -1,6 +1,8 @@
-"""From the decoder's five spectra to samples: one complex spectrum a frame, inverse transform, overlap-add in pieces.
+"""From the decoder's five spectra to samples: one complex spectrum a frame, inverse transform, overlap-add in
+pieces.
 
-S = exp(lh) e^{i pi tanh(theta)} STFT(pulses) + exp(ln) noise + exp(lr) e^{i phi}, the formula of hibari's dsp.py.
+S = exp(lh) e^{i pi tanh(theta)} STFT(pulses) + exp(ln) noise + exp(lr) e^{i phi}, the formula of hibari's
+dsp.py.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ _LARGEST_LOG_GAIN = 7.0
 def combine(heads: torch.Tensor, pulses: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """The spectrum of each frame, complex64 [T, bins].
 
-    heads: float32 [T, 5 * bins] from the decoder; pulses: complex64 [T, bins], the excitation's transform; noise: the same
-    shape, unit variance.
+    heads: float32 [T, 5 * bins] from the decoder; pulses: complex64 [T, bins], the excitation's transform;
+    noise: the same shape, unit variance.
     """
     harmonic, phase, hiss, free, free_phase = heads.chunk(5, dim=1)
     spectrum = _polar(_gain(harmonic), torch.tanh(phase) * torch.pi) * pulses
@@ -32,9 +34,11 @@ def _polar(magnitude: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 
 
 class OverlapAdd:
-    """The inverse short-time transform of one segment, in pieces: torch.istft(center=True, length=F*hop) for n_fft = 4 hops.
+    """The inverse short-time transform of one segment, in pieces: torch.istft(center=True, length=F*hop) for
+    n_fft = 4 hops.
 
-    What it gives lags what it gets by two frames. The division by the summed squared windows tapers at the segment's ends.
+    What it gives lags what it gets by two frames. The division by the summed squared windows tapers at the
+    segment's ends.
     """
 
     OVERLAP = 4
@@ -44,13 +48,18 @@ class OverlapAdd:
         self._hop = n_fft // self.OVERLAP
         self._window = torch.hann_window(n_fft)
         self._energy = self._window.square().reshape(self.OVERLAP, self._hop)
-        self._tail = torch.zeros(self.OVERLAP - 1, self.OVERLAP, self._hop)  # the last frames, for their later quarters
+        self._tail = torch.zeros(
+            self.OVERLAP - 1, self.OVERLAP, self._hop
+        )  # the last frames, for their later quarters
         self._received = 0  # frames
 
     def push(self, spectrum: torch.Tensor, last: bool) -> torch.Tensor:
-        """complex64 [N, bins] -> float32 samples [M * hop], the next M frames of sound; last ends the segment."""
+        """complex64 [N, bins] -> float32 samples [M * hop], the next M frames of sound; last ends the
+        segment."""
         count = len(spectrum)
-        frames = torch.fft.irfft(spectrum, n=self._n_fft) * self._window if count else self._window.new_zeros(0)
+        frames = (
+            torch.fft.irfft(spectrum, n=self._n_fft) * self._window if count else self._window.new_zeros(0)
+        )
         frames = frames.reshape(count, self.OVERLAP, self._hop)
         # Block j of the padded output is the sum over q of quarter q of frame j - q; blocks 0 and 1 lie before the segment.
         first_block = self._received
@@ -59,8 +68,15 @@ class OverlapAdd:
         padded = torch.cat([self._tail, frames, frames.new_zeros(beyond, self.OVERLAP, self._hop)])
         self._tail = padded[1 - self.OVERLAP :].clone()
         blocks = count + beyond
-        total = padded[3 : 3 + blocks, 0] + padded[2 : 2 + blocks, 1] + padded[1 : 1 + blocks, 2] + padded[:blocks, 3]
-        index = torch.arange(first_block, first_block + blocks)[:, None] - torch.arange(self.OVERLAP)  # [blocks, 4]
+        total = (
+            padded[3 : 3 + blocks, 0]
+            + padded[2 : 2 + blocks, 1]
+            + padded[1 : 1 + blocks, 2]
+            + padded[:blocks, 3]
+        )
+        index = torch.arange(first_block, first_block + blocks)[:, None] - torch.arange(
+            self.OVERLAP
+        )  # [blocks, 4]
         present = ((index >= 0) & (index < self._received)).to(torch.float32)
         sound = total / (present @ self._energy).clamp(min=1e-11)
         return sound[max(0, 2 - first_block) :].reshape(-1)

@@ -27,7 +27,8 @@ class HibariGraph:
         self._producer = {name: node for node in model.graph.node for name in node.output}
 
     def front(self) -> onnx.ModelProto:
-        """The sub-graph ids int64 [1, L], speed float32 [1] -> features float32 [1, W, F], f0 float32 [1, F] (Hz)."""
+        """The sub-graph ids int64 [1, L], speed float32 [1] -> features float32 [1, W, F], f0 float32 [1, F]
+        (Hz)."""
         entry = self._only_user(DECODER_ENTRY, "Conv").input[0]
         wanted = self._ancestors([entry, "f0"])
         nodes = [n for n in self._model.graph.node if any(o in wanted for o in n.output)]
@@ -71,22 +72,26 @@ class HibariGraph:
         return float(np.float32(found.pop()))
 
     def decoder(self) -> dict[str, Float32Array]:
-        """The decoder's weights in float32, in torch's layouts: convolutions [out, in/groups, taps], linears [out, in].
+        """The decoder's weights in float32, in torch's layouts: convolutions [out, in/groups, taps], linears
+        [out, in].
 
-        dec_in.{weight,bias}; dec.i.{dw.weight, dw.bias, norm.weight, norm.bias, pw1.weight, pw1.bias, pw2.weight, pw2.bias,
-        gamma}; dec_norm.{weight,bias}; head.{weight,bias}.
+        dec_in.{weight,bias}; dec.i.{dw.weight, dw.bias, norm.weight, norm.bias, pw1.weight, pw1.bias,
+        pw2.weight, pw2.bias, gamma}; dec_norm.{weight,bias}; head.{weight,bias}.
         """
         weights: dict[str, Float32Array] = {}
         for name in self._initializers:
             if name.startswith(("m.dec_in.", "m.dec.", "m.dec_norm.", "m.head.")):
                 weights[name.removeprefix("m.")] = self._tensor(name).astype(np.float32)
-        linears = [f"dec.{i}.{part}" for i in range(self.decoder_blocks()) for part in ("pw1", "pw2")] + ["head"]
+        linears = [f"dec.{i}.{part}" for i in range(self.decoder_blocks()) for part in ("pw1", "pw2")] + [
+            "head"
+        ]
         for linear in linears:
             weights[f"{linear}.weight"] = self._dequantised(f"m.{linear}.bias")
         return weights
 
     def _dequantised(self, bias: str) -> Float32Array:
-        """The weight of the quantised linear layer with this bias: (q - zero) * scale, transposed to [out, in].
+        """The weight of the quantised linear layer with this bias: (q - zero) * scale, transposed to [out,
+        in].
 
         In the graph: Add(bias, Mul(Cast(MatMulInteger(a, q, a_zero, zero)), Mul(a_scale, scale))).
         """
@@ -111,7 +116,9 @@ class HibariGraph:
     def _made_by(self, name: str, op_type: str) -> onnx.NodeProto:
         node: onnx.NodeProto | None = self._producer.get(name)
         if node is None or node.op_type != op_type:
-            raise GraphError(f"{name} is made by {node.op_type if node else 'no node'}, {op_type} was expected")
+            raise GraphError(
+                f"{name} is made by {node.op_type if node else 'no node'}, {op_type} was expected"
+            )
         return node
 
     def _ancestors(self, outputs: Iterable[str]) -> set[str]:

@@ -28,7 +28,9 @@ class VoiceBox:
         torch.set_num_threads(threads)
         self.config = VoiceConfig.load(directory)
         if self.config.n_fft != OverlapAdd.OVERLAP * self.config.hop:
-            raise ValueError(f"n_fft {self.config.n_fft} is not {OverlapAdd.OVERLAP} times hop {self.config.hop}")
+            raise ValueError(
+                f"n_fft {self.config.n_fft} is not {OverlapAdd.OVERLAP} times hop {self.config.hop}"
+            )
         self.decoder = Decoder(directory, self.config)
 
     @property
@@ -47,21 +49,29 @@ class VoiceBox:
         segment is the index of this segment among those of its stream that had frames.
         """
         check_frames(frames, self.config.feature_width)
-        return _Segment(self, seed, segment).run(frames.features, frames.f0, last=True) if len(frames) else _silence()
+        return (
+            _Segment(self, seed, segment).run(frames.features, frames.f0, last=True)
+            if len(frames)
+            else _silence()
+        )
 
     def warm_up(self) -> None:
         """Runs once on made-up frames, so that the first request does not pay for lazy initialisation."""
         count = block_frames(0) + block_frames(1)
-        frames = Frames(np.zeros((count, self.config.feature_width), np.float32), np.full(count, 200, np.float32))
+        frames = Frames(
+            np.zeros((count, self.config.feature_width), np.float32), np.full(count, 200, np.float32)
+        )
         VoiceBoxStream(self, seed=0).push(frames, last=True)
 
 
 class VoiceBoxStream:
-    """The running sound of one session. Not thread-safe; the streams of one VoiceBox are independent of one another.
+    """The running sound of one session. Not thread-safe; the streams of one VoiceBox are independent of one
+    another.
 
-    A clause is a segment, synthesised independently of its neighbours. Within a segment the result does not depend on how
-    the frames were cut into pushes, not in one bit: frames are computed in blocks that start at fixed places of the segment
-    (see `chunks.block_frames`). It differs from `VoiceBox.oneshot` by at most 1e-4 at a peak of about 1.
+    A clause is a segment, synthesised independently of its neighbours. Within a segment the result does not
+    depend on how the frames were cut into pushes, not in one bit: frames are computed in blocks that start at
+    fixed places of the segment (see `chunks.block_frames`). It differs from `VoiceBox.oneshot` by at most
+    1e-4 at a peak of about 1.
     """
 
     def __init__(self, box: VoiceBox, seed: int) -> None:
@@ -72,11 +82,13 @@ class VoiceBoxStream:
         self._f0 = np.zeros(0, np.float32)
 
     def push(self, frames: Frames, last: bool) -> Float32Array:
-        """Adds frames to the segment and returns the samples that became certain, float32 [N * hop], perhaps none.
+        """Adds frames to the segment and returns the samples that became certain, float32 [N * hop], perhaps
+        none.
 
-        last ends the segment: what remains of it is returned, so that it has given frames x hop samples in all, and the
-        next push begins another. An ended segment without a frame gives nothing and does not count.
-        Raises ValueError, and leaves the stream as it was, for frames of another width or with a value that is not finite.
+        last ends the segment: what remains of it is returned, so that it has given frames x hop samples in
+        all, and the next push begins another. An ended segment without a frame gives nothing and does not
+        count. Raises ValueError, and leaves the stream as it was, for frames of another width or with a value
+        that is not finite.
         """
         check_frames(frames, self._box.config.feature_width)
         self._features = np.concatenate([self._features, frames.features])

@@ -1,0 +1,1 @@
+"""The sub-commands of `tritone`, one file each: `add_parser(...)` declares its options, `run(arguments)` does it."""
