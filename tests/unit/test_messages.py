@@ -27,7 +27,7 @@ from tritone.messages import (
     read_bytes,
     start_event,
 )
-from tritone.options import Sampling
+from tritone.options import Options, Sampling
 
 TEXTS = ["", "plain", "naïve ß", "안녕하세요", "👩‍👩‍👧‍👦 🏳️‍🌈", "\x01\n\t\"\\", "\u2028\ufeff"]
 BIG = 2**63 - 1
@@ -95,7 +95,7 @@ def test_a_beat_of_prefill_carries_its_session_only() -> None:
 
 EVENTS = [
     Event(BIG, "beat"),
-    start_event(full_request()),
+    Event(BIG, "start", info={"options": {"voice": "é", "stop": ["끝"]}, "created": 12.5}),
     *[Event(1, "text", text=text) for text in TEXTS],
     Event(5, "text", text="é", info={"logprobs": [{"token_id": 1, "logprob": -0.5}]}, hidden=(refs(), refs(slot=9))),
     Event(5, "text", hidden=(refs(),)),
@@ -157,7 +157,8 @@ def test_failures_say_why() -> None:
 def test_start_tells_later_stages_the_options() -> None:
     event = start_event(full_request())
     assert (event.session, event.kind, event.info["created"]) == (BIG, "start", 12.5)
-    assert event.info["options"]["voice"] == "anna"
+    arrived = Event.from_tensors(wire(event.to_tensors()))
+    assert Options.from_json(arrived.info["options"]) == full_request().options
 
 
 def test_client_tensors_leave_out_what_does_not_apply() -> None:

@@ -72,7 +72,7 @@ def test_accepted(name: str, given: Any, want: Any) -> None:
             assert type(found) is type(want)
 
 
-@pytest.mark.parametrize(("name", "given"), REFUSED)
+@pytest.mark.parametrize(("name", "given"), REFUSED, ids=lambda value: repr(value)[:30])
 def test_refused_by_name_value_and_what_is_allowed(name: str, given: Any) -> None:
     for role in CASES[name][0].split():
         with pytest.raises(InvalidArgument) as caught:
@@ -90,12 +90,13 @@ def test_deeply_nested_json_is_refused_like_any_other_wrong_value(name: str) -> 
 
 
 def test_an_unknown_voice_is_answered_with_the_list() -> None:
-    with pytest.raises(InvalidArgument, match=r"^voice: 'carla' is not allowed; allowed: anna, berta$"):
+    with pytest.raises(InvalidArgument) as caught:
         parse({"voice": "carla"})
+    assert caught.value.message == "voice: 'carla' is not allowed; allowed: anna, berta"
 
 
 def test_an_unknown_voice_is_refused_even_where_nothing_is_spoken() -> None:
-    with pytest.raises(InvalidArgument, match="^voice: 'carla'"):
+    with pytest.raises(InvalidArgument, match="voice: 'carla'"):
         parse({"voice": "carla", "response": "text"})
 
 

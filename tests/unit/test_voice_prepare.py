@@ -51,7 +51,7 @@ def test_damaged_voice_is_written_again(tmp_path: Path) -> None:
 
 def test_other_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "MODEL_SHA256", "0" * 64)
-    with pytest.raises(prepare.VoicePackageError, match="sha256 5f70741d.*knows 0000"):
+    with pytest.raises(prepare.VoicePackageError, match=r"sha256 5f70741d.*knows 0000"):
         prepare.prepare_voice(tmp_path / "heart")
     assert not list(tmp_path.iterdir())
 

@@ -156,7 +156,7 @@ def test_bad_frames_are_refused_and_change_nothing(box: VoiceBox, frames: Frames
     with pytest.raises(ValueError, match="width 7, this voice takes 130"):
         running.push(Frames.empty(7), last=True)
     with pytest.raises(ValueError, match="float64"):
-        running.push(Frames(frames.features, frames.f0.astype(np.float64)), last=True)  # type: ignore[arg-type]
+        running.push(Frames(frames.features, frames.f0.astype(np.dtype("float64"))), last=True)
     with pytest.raises(ValueError, match="must be"):
         Frames(frames.features[:3], frames.f0[:2])
     pieces.append(running.push(frames.slice(60, len(frames)), last=True))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.asr import DIGIT_STRINGS, SENTENCES, normalise, transcribe, word_errors
 from tritone.models.voice.chunks import plan_chunks
+from tritone.models.voice.pauses import trim_pauses
 from tritone.models.voice.phonemes import Phonemiser
 from tritone.models.voice.prepare import prepare_voice
 from tritone.models.voice.talker import HibariTalker, TalkerSession
@@ -34,9 +35,7 @@ def box(voice: Path) -> VoiceBox:
     return VoiceBox(voice)
 
 
-def say(
-    talker: HibariTalker, box: VoiceBox, text: str, delta: int = 3
-) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def say(talker: HibariTalker, box: VoiceBox, text: str, delta: int = 3) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """The text through the whole chain, fed a few characters at a time."""
     session, stream = TalkerSession(talker), VoiceBoxStream(box, seed=4)
     clauses = [f for at in range(0, len(text), delta) for f in session.feed(text[at : at + delta])]
@@ -75,10 +74,28 @@ def test_speed(talker: HibariTalker) -> None:
 
 @pytest.mark.parametrize("speed", [0.49, 2.01, -1, 0, math.nan, math.inf])
 def test_other_speeds_are_refused(talker: HibariTalker, speed: float) -> None:
-    with pytest.raises(ValueError, match="between 0.5 and 2.0"):
+    with pytest.raises(ValueError, match=r"between 0\.5 and 2\.0"):
         talker.speak("Hello", speed)
     with pytest.raises(ValueError, match="speed is"):
         TalkerSession(talker, speed=speed)
+
+
+@pytest.mark.parametrize("text", ["Hello there.", "Yes,", "once upon a time", "Sister"])
+def test_only_silence_is_trimmed(talker: HibariTalker, box: VoiceBox, text: str) -> None:
+    whole = talker.speak(text)
+    trimmed = trim_pauses(whole)
+    before, after = box.oneshot(whole, 1), box.oneshot(trimmed, 1)
+    lead = next(i for i in range(len(whole)) if np.shares_memory(whole.f0[i : i + 1], trimmed.f0[:1]))
+    start, end = lead * 300, lead * 300 + len(after)
+    assert 8 <= lead <= 20
+    assert max(np.abs(before[:start]).max(), np.abs(before[end:]).max(initial=0)) < 0.01
+    assert np.corrcoef(before[start:end], after)[0, 1] > 0.99
+
+
+def test_end_of_a_sentence_keeps_its_pause(talker: HibariTalker) -> None:
+    for text, kept in [("I see.", True), ('"I see!"', True), ("I see,", False), ("I see", False)]:
+        whole, trimmed = talker.speak(text), trim_pauses(talker.speak(text))
+        assert (whole.f0[-1] == trimmed.f0[-1] and len(trimmed) + 14 >= len(whole)) == kept
 
 
 @pytest.mark.parametrize("voice_name", ["emma", "", "Heart"])
@@ -122,9 +139,7 @@ def test_feed_takes_the_text_even_if_nobody_iterates(talker: HibariTalker) -> No
         ("She gave him a red apple", "apple"),
     ],
 )
-def test_short_answers_are_heard_to_the_last_word(
-    talker: HibariTalker, box: VoiceBox, answer: str, last_word: str
-) -> None:
+def test_short_answers_are_heard_to_the_last_word(talker: HibariTalker, box: VoiceBox, answer: str, last_word: str) -> None:
     sound = say(talker, box, answer)
     assert len(sound) > 24000 * 0.25
     assert np.abs(sound).max() > 0.05

@@ -31,7 +31,7 @@ def resolve_checkpoint(name: str, cache: Path, progress: Progress | None = None)
         return _checked(path)
     if _HUB_NAME.fullmatch(name):
         return _checked(fetch_checkpoint(name, report))
-    raise bad("checkpoint", name, f"a Hugging Face directory, a hub name such as Qwen/Qwen2.5-0.5B-Instruct, or {DEMO_CHECKPOINT}")
+    raise bad("checkpoint", name, f"a directory, a hub name such as Qwen/Qwen2.5-0.5B-Instruct, or {DEMO_CHECKPOINT}")
 
 
 def resolve_voice(name: str, cache: Path, progress: Progress | None = None) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tritone.client import IDLE_SECONDS, SAMPLE_RATE, Option, Stream
+from tritone.client import IDLE_SECONDS, SAMPLE_RATE, Stream
 from tritone.commands.sound import WaveFile
 
 DEFAULT_URL = "127.0.0.1:8001"
@@ -43,7 +43,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", help="text that ends the answer; may be repeated")
 
 
-def request_options(arguments: argparse.Namespace) -> dict[str, Option]:
+def request_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Those that were given; the server has its own defaults for the others."""
     names = [name.replace("-", "_") for name, _, _ in _OPTIONS] + ["stop", "voice", "speed"]
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}

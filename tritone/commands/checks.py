@@ -18,7 +18,14 @@ import psutil
 from tritone.checkpoints import default_cache, is_prepared
 from tritone.deployment import Deployment
 from tritone.errors import TritoneError
-from tritone.supervisor.installation import PROJECT, Installation, has_libpython, libpython_directory, libpython_name, python_version
+from tritone.supervisor.installation import (
+    PROJECT,
+    Installation,
+    has_libpython,
+    libpython_directory,
+    libpython_name,
+    python_version,
+)
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.resolve import cpu_flags, has_bfloat16, usable_cores
 from tritone.supervisor.run_directory import SHARED_MEMORY, STUB_BYTES, check_shared_memory
@@ -26,7 +33,7 @@ from tritone.supervisor.run_directory import SHARED_MEMORY, STUB_BYTES, check_sh
 PYTHONS = ((3, 10), (3, 13))
 MEMORY = 3 << 30
 COMPILERS = ("cc", "gcc", "clang")
-INSTALL = "`make demo`, or `pip install -r requirements/runtime.txt` and then `pip install --no-deps -r requirements/nodeps.txt`"
+INSTALL = "`make demo`, or pip install -r requirements/runtime.txt, then --no-deps -r requirements/nodeps.txt"
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ def _memory(deployment: Deployment) -> Check:
     memory = psutil.virtual_memory()
     detail = f"{memory.available / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB available"
     if memory.available < MEMORY:
-        return Check("memory", "note", detail, f"the demo takes about {MEMORY >> 30} GiB; close something, or use a smaller model")
+        return Check("memory", "note", detail, f"the demo takes about {MEMORY >> 30} GiB: close something")
     return Check("memory", "ok", detail)
 
 
@@ -189,6 +196,6 @@ def _ports(deployment: Deployment) -> Check:
     try:
         choose_ports(deployment.server)
     except TritoneError as error:
-        return Check("ports", "missing", error.message, "`tritone serve --http-port 0 --grpc-port 0 --metrics-port 0` takes free ones")
+        return Check("ports", "missing", error.message, "serve --http-port 0 --grpc-port 0 --metrics-port 0 takes free ones")
     server = deployment.server
     return Check("ports", "ok", f"{server.http_port}, {server.grpc_port} and {server.metrics_port} are free on {server.host}")

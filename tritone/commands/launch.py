@@ -75,8 +75,9 @@ def _apply(data: dict[str, Any], change: str) -> None:
     if not separator:
         raise bad("--set", change, "FIELD=VALUE, for example decode.threads=2")
     *parts, last = path.split(".")
+    target: Any = data
     for part in parts:
-        data = data.get(part, None)
-        if not isinstance(data, dict):
-            raise bad("--set", path, "a field of the deployment, for example decode.threads")
-    data[last] = yaml.safe_load(value)
+        target = target.get(part) if isinstance(target, dict) else None
+    if not isinstance(target, dict):
+        raise bad("--set", path, "a field of the deployment, for example decode.threads")
+    target[last] = yaml.safe_load(value)

@@ -54,4 +54,5 @@ class WaveFile:
 
 def to_pcm16(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
     """[samples] float between -1 and 1 to little-endian 16-bit integers; louder is clipped."""
-    return np.rint(np.clip(audio, -1.0, 1.0) * 32767.0).astype("<i2")
+    samples: npt.NDArray[np.int16] = np.rint(np.clip(audio, -1.0, 1.0) * 32767.0).astype("<i2")
+    return samples

@@ -36,7 +36,7 @@ class ProgressLine:
             self._line = line
             self._task = self._progress.add_task(line, total=total or None)
             if not errors.is_terminal:
-                errors.print(line, markup=False)
+                errors.print(line, markup=False, soft_wrap=True)
         if self._task is not None and total:
             self._progress.update(self._task, completed=done, total=total)
 

@@ -14,9 +14,13 @@ Task = Callable[[], Iterator[None]]
 
 
 class FairWorker:
-    """Runs the tasks of each session in order, and one slice of each session in turn."""
+    """Runs the tasks of each session in order, and one slice of each session in turn.
 
-    def __init__(self, name: str) -> None:
+    ``finished`` is called by the worker's thread when a task has ended and is no longer counted.
+    """
+
+    def __init__(self, name: str, finished: Callable[[], None] = lambda: None) -> None:
+        self._finished = finished
         self._queues: dict[int, deque[Iterator[None]]] = {}
         self._turns: deque[int] = deque()
         self._wake = threading.Condition()
@@ -62,6 +66,8 @@ class FairWorker:
                     self._turns.append(session)
                 else:
                     del self._queues[session]
+            if finished:
+                self._finished()
 
     @staticmethod
     def _slice(running: Iterator[None]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -36,7 +37,8 @@ class SpeechStage(ABC, Generic[State]):
         self._max_queue = max_queue
         self._sessions: dict[int, State] = {}
         self._failed: set[int] = set()
-        self._worker = FairWorker(name)
+        self._gauge_lock = threading.Lock()
+        self._worker = FairWorker(name, self._gauge)
 
     @abstractmethod
     def open(self, session: int, options: Options) -> State:
@@ -76,7 +78,7 @@ class SpeechStage(ABC, Generic[State]):
     def _queue(self, event: Event, reply: Reply[Event]) -> None:
         if len(self._worker) >= self._max_queue and not event.terminal:
             message = f"{self.name}: {self._max_queue} pieces of work wait already; try again in 1 s"
-            self._fail(event.session, reply, TritoneError(message, "UNAVAILABLE"))
+            self._fail(event, reply, TritoneError(message, "UNAVAILABLE"))
             return
         self._worker.submit(event.session, lambda: self._run(event, reply))
 
@@ -98,11 +100,9 @@ class SpeechStage(ABC, Generic[State]):
                         break
         except Exception as error:  # whatever a voice raises ends its own session only
             log.exception("%s", self.name)
-            self._fail(session, reply, error)
+            self._fail(event, reply, error)
             return
-        finally:
-            self._gauge()
-        if not event.terminal and event.kind != "speak":
+        if not _is_last(event):
             reply.close()
             return
         del self._sessions[session]
@@ -110,12 +110,13 @@ class SpeechStage(ABC, Generic[State]):
         if self._board.is_cancelled(session) and last.kind == "end":
             last = failure_event(session, Failure("cancelled"), last.info.get("usage"))
         reply.send(last, last=True)
-        self._gauge()
 
-    def _fail(self, session: int, reply: Reply[Event], error: Exception) -> None:
+    def _fail(self, event: Event, reply: Reply[Event], error: Exception) -> None:
         """End the session with an error event, and stop the stages before this one."""
+        session = event.session
         # In this order: the thread of submit must never find the session in neither.
-        self._failed.add(session)
+        if not _is_last(event):
+            self._failed.add(session)
         del self._sessions[session]
         self._board.post(session)
         code = error.code if isinstance(error, TritoneError) else "INTERNAL"
@@ -124,5 +125,12 @@ class SpeechStage(ABC, Generic[State]):
         reply.send(failure_event(session, Failure("error", code, message)), last=True)
 
     def _gauge(self) -> None:
-        self.metrics.gauge("tritone_sessions", len(self._sessions))
-        self.metrics.gauge("tritone_queue_requests", len(self._worker))
+        # Two threads come here: the later look must also be the one that stays.
+        with self._gauge_lock:
+            self.metrics.gauge("tritone_sessions", len(self._sessions))
+            self.metrics.gauge("tritone_queue_requests", len(self._worker))
+
+
+def _is_last(event: Event) -> bool:
+    """Whether no event of the session comes after this one."""
+    return event.terminal or event.kind == "speak"

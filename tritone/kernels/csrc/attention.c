@@ -7,11 +7,21 @@
  */
 #include "vector.h"
 
+#include <math.h>
 #include <stdlib.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #define TILE 16
 #define PARTITION 512 /* keys; a multiple of TILE and of every page size */
-#define ROWS_PER_BLOCK 24
+#define ROWS_PER_BLOCK 24 /* about; one token's group if that is larger */
+#ifndef FETCH_AHEAD
+#define FETCH_AHEAD (2 * TILE)
+#endif
+#ifndef LOC
+#define LOC 3
+#endif
 #define STATS LANES /* room behind a result row: [0] the largest score, [1] the sum of the weights */
 
 struct attention {
@@ -20,48 +30,116 @@ struct attention {
   int64_t q_stride, q_heads, kv_heads, group, dim, padded, page_size, max_pages;
   int64_t page_stride, kv_stride, head_stride;
   float scale;
-  int type, kv_type;
+  int type, kv_type, pairs; /* pairs: bfloat16 dot products on queries and keys as they lie */
 };
 
 struct block { /* neighbouring query tokens of one sequence */
   int64_t sequence, token, tokens, context; /* context: keys seen by the block's first token */
 };
 
-/* Sixteen keys or values as float rows; rows past `keys` and lanes past the head are zero. */
-INLINE const float *tile_rows(const struct attention *a, const char *at, int64_t keys, float *scratch) {
-  if (a->kv_type == TYPE_F32 && keys == TILE && a->dim == a->padded) return (const float *)at;
-  for (int64_t t = 0; t < TILE; t++) {
-    float *row = scratch + t * a->padded;
-    if (t >= keys) {
-      memset(row, 0, (size_t)a->padded * 4);
-    } else {
-      if (a->kv_type == TYPE_F32) load_row(row, at + t * a->dim * 4, a->dim, TYPE_F32);
-      else load_row(row, at + t * a->dim * 2, a->dim, TYPE_BF16);
-      for (int64_t i = a->dim; i < a->padded; i++) row[i] = 0;
-    }
-  }
-  return scratch;
+/* Where sixteen neighbouring keys (half 0) or values (half 1) lie; null past the end. */
+INLINE const char *tile_at(const struct attention *a, const int32_t *pages, int64_t head, int64_t key, int64_t end,
+                           int half) {
+  if (key >= end) return 0;
+  int64_t at = pages[key / a->page_size] * a->page_stride + half * a->kv_stride + head * a->head_stride +
+               key % a->page_size * a->dim;
+  return a->kv + at * type_size(a->kv_type);
 }
 
-INLINE void add_weighted(float *restrict acc, const float *restrict weights, const float *restrict rows, int64_t padded,
-                         const int R, const int V) {
-  const int64_t pitch = padded + STATS;
+/* The hardware does not look past a 4 KiB page, and neighbouring tiles often lie in different ones. */
+INLINE void fetch_tile(const struct attention *a, const char *at) {
+  if (!at) return;
+  for (int64_t i = 0; i < TILE * a->dim * type_size(a->kv_type); i += 64) if (LOC >= 0) __builtin_prefetch(at + i, 0, LOC < 0 ? 0 : LOC);
+}
+
+/* Sixteen keys or values as float rows [TILE, padded]; rows past `keys` and lanes past the head are zero. */
+static void widen_tile(const struct attention *a, const char *at, int64_t keys, float *to) {
+  for (int64_t t = 0; t < TILE; t++, to += a->padded) {
+    if (t >= keys) {
+      memset(to, 0, (size_t)a->padded * 4);
+      continue;
+    }
+    if (a->kv_type == TYPE_F32) load_row(to, at + t * a->dim * 4, a->dim, TYPE_F32);
+    else load_row(to, at + t * a->dim * 2, a->dim, TYPE_BF16);
+    for (int64_t i = a->dim; i < a->padded; i++) to[i] = 0;
+  }
+}
+
+/* Products of one query [padded] with a tile of keys [TILE, padded]. */
+INLINE vf dots_float(const float *query, const float *keys, int64_t padded) {
+  vf dots[TILE];
+  for (int t = 0; t < TILE; t++) dots[t] = splat(0);
+  for (int64_t i = 0; i < padded; i += LANES) {
+    vf q = load16(query, i, TYPE_F32);
+    for (int t = 0; t < TILE; t++) dots[t] += q * load16(keys + t * padded, i, TYPE_F32);
+  }
+  return sums_of_16(dots);
+}
+
+/* The same for bfloat16 queries and keys, whose products are exact in float32; dim is a multiple of 32. */
+INLINE vf dots_bf16(const char *query, const char *keys, int64_t dim) {
+  vf dots[TILE];
+  for (int t = 0; t < TILE; t++) dots[t] = splat(0);
+#ifdef __AVX512BF16__
+  for (int64_t i = 0; i < dim * 2; i += 64) {
+    __m512bh q = (__m512bh)_mm512_loadu_si512(query + i);
+    for (int t = 0; t < TILE; t++)
+      dots[t] = (vf)_mm512_dpbf16_ps((__m512)dots[t], q, (__m512bh)_mm512_loadu_si512(keys + t * dim * 2 + i));
+  }
+#else
+  (void)query, (void)keys, (void)dim;
+#endif
+  return sums_of_16(dots);
+}
+
+/* acc [R, pitch] += weights [R, PARTITION] (first TILE of each) times rows [TILE, width of `type`]. */
+INLINE void add_weighted(float *restrict acc, const float *restrict weights, const char *restrict rows, int64_t padded,
+                         int type, const int R, const int V) {
+  const int64_t pitch = padded + STATS, row = padded * type_size(type);
   vf sum[4][4];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) sum[r][v] = load16(acc + r * pitch, v * LANES, TYPE_F32);
   for (int t = 0; t < TILE; t++)
     for (int v = 0; v < V; v++) {
-      vf x = load16(rows + t * padded, v * LANES, TYPE_F32);
+      vf x = load16(rows + t * row, v * LANES, type);
       for (int r = 0; r < R; r++) sum[r][v] += x * weights[r * PARTITION + t];
     }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) store16(acc + r * pitch, v * LANES, sum[r][v], TYPE_F32);
 }
 
-INLINE void add_weighted_rows(float *acc, const float *weights, const float *rows, int64_t padded, const int R) {
+INLINE void add_weighted_rows(float *acc, const float *weights, const char *rows, int64_t padded, int type, const int R) {
   int64_t i = 0;
-  for (; i + 4 * LANES <= padded; i += 4 * LANES) add_weighted(acc + i, weights, rows + i, padded, R, 4);
-  for (; i < padded; i += LANES) add_weighted(acc + i, weights, rows + i, padded, R, 1);
+  for (; i + 4 * LANES <= padded; i += 4 * LANES)
+    add_weighted(acc + i, weights, rows + i * type_size(type), padded, type, R, 4);
+  for (; i < padded; i += LANES) add_weighted(acc + i, weights, rows + i * type_size(type), padded, type, R, 1);
+}
+
+INLINE void add_tile(float *result, const float *weights, const char *values, int64_t padded, int type, int64_t rows) {
+  const int64_t pitch = padded + STATS;
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4)
+    add_weighted_rows(result + r * pitch, weights + r * PARTITION, values, padded, type, 4);
+  result += r * pitch, weights += r * PARTITION;
+  if (rows - r == 3) add_weighted_rows(result, weights, values, padded, type, 3);
+  if (rows - r == 2) add_weighted_rows(result, weights, values, padded, type, 2);
+  if (rows - r == 1) add_weighted_rows(result, weights, values, padded, type, 1);
+}
+
+/* Scores [PARTITION] of one row become weights; `seen` of `span` keys count. Gives the largest score and the sum. */
+INLINE void soften(float *scores, int64_t seen, int64_t span, float scale, float *stats) {
+  for (int64_t i = seen < 0 ? 0 : seen; i < span; i++) scores[i] = -INFINITY;
+  vf top = splat(-1e30f), total = splat(0);
+  for (int64_t i = 0; i < span; i += LANES) top = vmax(top, load16(scores, i, TYPE_F32) * scale);
+  float m = lane_max(top);
+  for (int64_t i = 0; i < span; i += LANES) {
+    vf x = load16(scores, i, TYPE_F32) * scale;
+    vf w = (vf)((vi)vexp(x - m) & (x > -1e30f));
+    total += w;
+    store16(scores, i, w, TYPE_F32);
+  }
+  stats[0] = m;
+  stats[1] = lane_sum(total);
 }
 
 /* One item: fills, for each row, `padded` weighted sums and the two statistics. */
@@ -69,62 +147,53 @@ static void attend(const struct attention *a, const struct block *b, int64_t hea
                    float *scratch) {
   const int64_t padded = a->padded, rows = b->tokens * a->group;
   const int64_t begin = partition * PARTITION, last = b->context + b->tokens - 1;
-  const int64_t end = last < begin + PARTITION ? last : begin + PARTITION;
-  const int64_t size = type_size(a->kv_type);
-  float *queries = scratch, *tile = queries + rows * padded, *scores = tile + TILE * padded;
+  const int64_t end = last < begin + PARTITION ? last : begin + PARTITION, span = (end - begin + TILE - 1) / TILE * TILE;
+  float *queries = scratch, *wide = queries + rows * padded, *scores = wide + TILE * padded;
   const int32_t *pages = a->page_table + b->sequence * a->max_pages;
+  const char *q[rows];
 
   for (int64_t r = 0; r < rows; r++) {
     int64_t token = b->token + r / a->group, q_head = head * a->group + r % a->group;
-    const char *from = a->q + (token * a->q_stride + q_head * a->dim) * type_size(a->type);
+    q[r] = a->q + (token * a->q_stride + q_head * a->dim) * type_size(a->type);
+    if (a->pairs) continue;
     float *to = queries + r * padded;
-    if (a->type == TYPE_F32) load_row(to, from, a->dim, TYPE_F32);
-    else load_row(to, from, a->dim, TYPE_BF16);
-    for (int64_t i = 0; i < a->dim; i++) to[i] *= a->scale;
+    if (a->type == TYPE_F32) load_row(to, q[r], a->dim, TYPE_F32);
+    else load_row(to, q[r], a->dim, TYPE_BF16);
     for (int64_t i = a->dim; i < padded; i++) to[i] = 0;
   }
   for (int64_t key = begin; key < end; key += TILE) {
-    const char *at = a->kv + (pages[key / a->page_size] * a->page_stride + head * a->head_stride +
-                              key % a->page_size * a->dim) * size;
-    const float *k = tile_rows(a, at, end - key < TILE ? end - key : TILE, tile);
-    for (int64_t r = 0; r < rows; r++) {
-      vf dots[TILE];
-      for (int t = 0; t < TILE; t++) dots[t] = splat(0);
-      for (int64_t i = 0; i < padded; i += LANES) {
-        vf q = load16(queries + r * padded, i, TYPE_F32);
-        for (int t = 0; t < TILE; t++) dots[t] += q * load16(k + t * padded, i, TYPE_F32);
-      }
-      store16(scores + r * PARTITION, key - begin, sums_of_16(dots), TYPE_F32);
+    const char *at = tile_at(a, pages, head, key, end, 0);
+    fetch_tile(a, tile_at(a, pages, head, key + FETCH_AHEAD, end, 0));
+    float *score = scores + key - begin;
+    if (a->pairs) {
+      for (int64_t r = 0; r < rows; r++) store16(score, r * PARTITION, dots_bf16(q[r], at, a->dim), TYPE_F32);
+      continue;
     }
+    const float *k = (const float *)at;
+    if (a->kv_type != TYPE_F32 || a->dim != padded) widen_tile(a, at, TILE, wide), k = wide;
+    for (int64_t r = 0; r < rows; r++)
+      store16(score, r * PARTITION, dots_float(queries + r * padded, k, padded), TYPE_F32);
   }
+  fetch_tile(a, tile_at(a, pages, head, begin, end, 1));
+  fetch_tile(a, tile_at(a, pages, head, begin + TILE, end, 1));
   for (int64_t r = 0; r < rows; r++) {
-    float *s = scores + r * PARTITION, *out = result + r * (padded + STATS);
-    int64_t seen = b->context + r / a->group - begin; /* keys of this partition that the row may see */
-    if (seen > end - begin) seen = end - begin;
-    int64_t span = (end - begin + TILE - 1) / TILE * TILE;
-    for (int64_t i = seen < 0 ? 0 : seen; i < span; i++) s[i] = -1e30f;
-    vf top = splat(-1e30f), total = splat(0);
-    for (int64_t i = 0; i < span; i += LANES) top = vmax(top, load16(s, i, TYPE_F32));
-    float m = lane_max(top);
-    for (int64_t i = 0; i < span; i += LANES) {
-      vf x = load16(s, i, TYPE_F32);
-      vf w = (vf)((vi)vexp(x - m) & (x > -1e29f));
-      total += w;
-      store16(s, i, w, TYPE_F32);
-    }
+    float *out = result + r * (padded + STATS);
+    int64_t seen = b->context + r / a->group - begin;
     memset(out, 0, (size_t)padded * 4);
-    out[padded] = m;
-    out[padded + 1] = lane_sum(total);
+    soften(scores + r * PARTITION, seen < end - begin ? seen : end - begin, span, a->scale, out + padded);
   }
   for (int64_t key = begin; key < end; key += TILE) {
-    const char *at = a->kv + (pages[key / a->page_size] * a->page_stride + a->kv_stride + head * a->head_stride +
-                              key % a->page_size * a->dim) * size;
-    const float *v = tile_rows(a, at, end - key < TILE ? end - key : TILE, tile);
-    const float *w = scores + key - begin;
-    const int64_t pitch = padded + STATS;
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) add_weighted_rows(result + r * pitch, w + r * PARTITION, v, padded, 4);
-    for (; r < rows; r++) add_weighted_rows(result + r * pitch, w + r * PARTITION, v, padded, 1);
+    const char *at = tile_at(a, pages, head, key, end, 1);
+    fetch_tile(a, tile_at(a, pages, head, key + FETCH_AHEAD, end, 1));
+    const float *weights = scores + key - begin;
+    if (end - key >= TILE && a->dim == padded && (a->kv_type == TYPE_F32 || rows <= 4)) {
+      if (a->kv_type == TYPE_F32) add_tile(result, weights, at, padded, TYPE_F32, rows);
+      else add_tile(result, weights, at, padded, TYPE_BF16, rows);
+    } else {
+      /* a weight of zero does not undo an infinity left in an unused slot, so those rows are zeroed here */
+      widen_tile(a, at, end - key, wide);
+      add_tile(result, weights, (const char *)wide, padded, TYPE_F32, rows);
+    }
   }
 }
 
@@ -209,6 +278,9 @@ int64_t EXPORT(tritone_paged_attention)(const char *q, const char *kv, const int
                         .padded = (head_dim + LANES - 1) / LANES * LANES, .page_size = page_size,
                         .max_pages = max_pages, .page_stride = page_stride, .kv_stride = kv_stride,
                         .head_stride = head_stride, .scale = scale, .type = type, .kv_type = kv_type};
+#ifdef __AVX512BF16__
+  a.pairs = type == TYPE_BF16 && kv_type == TYPE_BF16 && head_dim % 32 == 0;
+#endif
   const int64_t step = a.group < ROWS_PER_BLOCK ? ROWS_PER_BLOCK / a.group : 1;
   int64_t n = 0, widest = 0;
   for (int64_t s = 0; s < sequences; s++) {

@@ -5,17 +5,18 @@
 
 /* x [rows, n], residual [rows, n] updated in place or null, out [rows, n]. */
 INLINE void norm_row(const void *x, void *residual, const void *weight, void *out, int64_t n, float eps, int type) {
-  vf acc = splat(0);
+  vf acc = splat(0), odd = splat(0);
   float tail = 0;
   int64_t i = 0;
   for (; i + LANES <= n; i += LANES) {
     vf a = load16(x, i, type);
     if (residual) {
-      a += load16(residual, i, type);
+      a = rounded16(a + load16(residual, i, type), type);
       store16(residual, i, a, type);
-      a = load16(residual, i, type);
     }
-    acc += a * a;
+    vf sum = odd + a * a;
+    odd = acc;
+    acc = sum;
   }
   for (; i < n; i++) {
     float a = load1(x, i, type);
@@ -26,7 +27,7 @@ INLINE void norm_row(const void *x, void *residual, const void *weight, void *ou
     tail += a * a;
   }
   const void *in = residual ? residual : x;
-  float scale = 1.0f / sqrtf((lane_sum(acc) + tail) / (float)n + eps);
+  float scale = 1.0f / sqrtf((lane_sum(acc + odd) + tail) / (float)n + eps);
   for (i = 0; i + LANES <= n; i += LANES) {
     vf a = rounded16(load16(in, i, type) * scale, type);
     store16(out, i, a * load16(weight, i, type), type);

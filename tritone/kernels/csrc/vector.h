@@ -53,16 +53,16 @@ INLINE vf load16(const void *p, int64_t i, int type) {
   return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 
-INLINE void store16(void *p, int64_t i, vf x, int type) {
-  if (type == TYPE_F32) {
-    *(vf_any *)((float *)p + i) = x;
-    return;
-  }
+INLINE vu bf16_bits(vf x) {
   vu u = (vu)x;
   vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   vu nan = (vu)(x != x);
-  r = (r & ~nan) | (nan & 0x7fc0);
-  *(vh_any *)((uint16_t *)p + i) = __builtin_convertvector(r, vh);
+  return (r & ~nan) | (nan & 0x7fc0);
+}
+
+INLINE void store16(void *p, int64_t i, vf x, int type) {
+  if (type == TYPE_F32) *(vf_any *)((float *)p + i) = x;
+  else *(vh_any *)((uint16_t *)p + i) = __builtin_convertvector(bf16_bits(x), vh);
 }
 
 INLINE float load1(const void *p, int64_t i, int type) {
@@ -75,12 +75,7 @@ INLINE void store1(void *p, int64_t i, float x, int type) {
 }
 
 /* The value that a store and a load would give back. */
-INLINE vf rounded16(vf x, int type) {
-  if (type == TYPE_F32) return x;
-  uint16_t h[LANES];
-  store16(h, 0, x, type);
-  return load16(h, 0, type);
-}
+INLINE vf rounded16(vf x, int type) { return type == TYPE_F32 ? x : (vf)(bf16_bits(x) << 16); }
 
 INLINE float rounded1(float x, int type) { return type == TYPE_F32 ? x : bf16_to_float(float_to_bf16(x)); }
 
@@ -129,14 +124,11 @@ INLINE vf sums_of_16(const vf *v) {
 }
 
 INLINE float lane_sum(vf v) {
-  float s = 0;
-  for (int i = 0; i < LANES; i++) s += v[i];
-  return s;
-}
-INLINE float lane_max(vf v) {
-  float m = v[0];
-  for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m;
-  return m;
+  v = fold8(v, v);
+  v = fold4(v, v);
+  v = fold2(v, v);
+  v = fold1(v, v);
+  return v[0];
 }
 INLINE vf vmax(vf a, vf b) {
   vi m = a > b;
@@ -145,6 +137,14 @@ INLINE vf vmax(vf a, vf b) {
 INLINE vf vmin(vf a, vf b) {
   vi m = a < b;
   return (vf)(((vi)a & m) | ((vi)b & ~m));
+}
+
+INLINE float lane_max(vf v) {
+  v = vmax(v, SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = vmax(v, SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = vmax(v, SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = vmax(v, SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return v[0];
 }
 
 /* e^x in float32, relative error below 2e-7; clamped to the normal range (x < -87.3 gives the smallest normal).

@@ -2,6 +2,7 @@
 
 text -> :class:`~tritone.models.voice.clauses.ClauseSplitter` -> clauses
      -> :class:`~tritone.models.voice.talker.HibariTalker`    -> :class:`~tritone.models.voice.frames.Frames`
+     -> :func:`~tritone.models.voice.pauses.trim_pauses`      -> the same with less silence around the words
      -> :func:`~tritone.models.voice.chunks.plan_chunks`      -> chunks of frames
      -> :class:`~tritone.models.voice.voicebox.VoiceBoxStream` -> 24 kHz samples
 

@@ -19,11 +19,11 @@ half as many again."""
 @dataclass(frozen=True)
 class _Limits:
     pause: int  # words from which on a comma, semicolon, colon or dash ends the clause
-    words: int  # words after which a clause ends at a word boundary that sounds right
+    words: int  # words after which it ends before the next word, where that sounds right
 
 
 # The first clause is short for an early first sound; each gives the next one the time to be longer.
-_LIMITS = (_Limits(1, 8), _Limits(5, 16), _Limits(10, 30))
+_LIMITS = (_Limits(1, 7), _Limits(5, 15), _Limits(10, 29))
 _BEFORE_STARTER = 3  # so many words earlier than `words`, a clause may end before a word that begins one
 _PATIENCE = 4  # so many words later, it ends anywhere
 
@@ -32,21 +32,19 @@ def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_STARTERS = _word_set(
-    "but so because although though while when where which who that if unless until since before after"
-)
+_STARTERS = _word_set("but so because although though while when where which who that if unless until since before after")
 _BINDERS = _word_set(
-    """a an the of to in on at for with from by into about over under and or but so because although while when where
-    which who that if as than is are was were be been am has have had do does did will would can could should may might
-    must not no very my your his her its our their this these those i you he she we they"""
+    """a an the of to in on at for with from by into about over under and or but so because although while when
+    where which who that if as than is are was were be been am has have had do does did will would can could should
+    may might must not no very my your his her its our their this these those i you he she we they"""
 )
 _TITLES = _word_set(
-    """mr mrs ms dr prof st mt ft gen gov sen rep capt lt col sgt cmdr rev hon pres supt cpl maj adm fr msgr messrs
-    vs cf approx est dept univ ave blvd rd hwy ph.d eg ie viz al jr sr co corp bros"""
+    """mr mrs ms dr prof st mt ft gen gov sen rep capt lt col sgt cmdr rev hon pres supt cpl maj adm fr msgr
+    messrs vs cf approx est dept univ ave blvd rd hwy ph.d eg ie viz al jr sr co corp bros"""
 )
 _BEFORE_NUMBER = _word_set(
-    """no nos vol fig figs ch pp p eq sec art jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat
-    sun"""
+    """no nos vol fig figs ch pp p eq sec art jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu
+    fri sat sun"""
 )
 _MAY_END = frozenset(["a.m", "p.m"])
 _DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]")
@@ -90,6 +88,7 @@ class ClauseSplitter:
         self._raw = ""  # of the clause in the making, to the end of its last word
         self._word_at = 0  # where the last word begins in it
         self._words = 0  # words complete in it, counting only those with a letter or figure
+        self._binds = False  # whether the last word belongs to the one that follows
         self._gap = ""  # the white space after it
         self._line_start = True
         self._given = 0  # clauses of this text so far
@@ -119,6 +118,7 @@ class ClauseSplitter:
         self._line_start = not kept and "\n" in self._gap
         self._raw, self._word_at = kept, 0
         self._words = int(any(c.isalnum() for c in kept))
+        self._binds = self._binds and bool(kept)
 
     def _boundary(self, following: str) -> int | None:
         """Where in _raw the clause ends, given the first character after the gap; None to go on."""
@@ -146,13 +146,14 @@ class ClauseSplitter:
         return self._word_limit(core, abbreviated, limits)
 
     def _word_limit(self, core: str, abbreviated: bool, limits: _Limits) -> int | None:
+        """Cuts before the last word and not after it, so that no single word is left for the sentence's end."""
         name = core.strip(_OPENERS + ",;:").lower()
-        if name in _STARTERS and self._words > limits.words - _BEFORE_STARTER and self._word_at:
-            return self._word_at
-        if self._words < limits.words:
-            return None
-        binds = abbreviated or name in _BINDERS or core[-1:].isdigit()
-        return len(self._raw) if not binds or self._words >= limits.words + _PATIENCE else None
+        bound, self._binds = self._binds, abbreviated or name in _BINDERS or core[-1:].isdigit()
+        before = self._words - 1
+        enough = limits.words - (_BEFORE_STARTER if name in _STARTERS else 0)
+        if before >= (limits.words + _PATIENCE if bound else enough):
+            return self._word_at or None
+        return None
 
     def _is_abbreviation(self, word: str, following: str) -> bool:
         """True when the full stop after the word does not end a sentence."""

@@ -55,9 +55,7 @@ class VoiceConfig:
         incomplete."""
         path = Path(directory) / CONFIG_FILE
         if not path.is_file():
-            raise FileNotFoundError(
-                f"{directory} holds no {CONFIG_FILE}: prepare the voice first (prepare_voice)"
-            )
+            raise FileNotFoundError(f"{directory} holds no {CONFIG_FILE}: prepare the voice first (prepare_voice)")
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             found = values.get("format")

@@ -22,7 +22,7 @@ class Decoder:
     """The weights, shared by all streams and never written.
 
     dec_in Conv(W -> C, 7 taps); blocks x + gamma * pw2(gelu(pw1(norm(depthwise(x))))) with 7 taps; norm; head
-    C -> 5 * bins. Raises ValueError when a tensor is missing or misshapen.
+    C -> 5 * bins. Raises ValueError when a tensor is missing or the sizes are not those of voice.json.
     """
 
     def __init__(self, directory: Path, config: VoiceConfig) -> None:
@@ -30,26 +30,19 @@ class Decoder:
         try:
             inlet = weights["dec_in.weight"]  # [C, W, 7]
             self.channels, self.width = inlet.shape[0], inlet.shape[1]
-            self._inlet, self._inlet_bias = (
-                inlet.reshape(self.channels, -1).contiguous(),
-                weights["dec_in.bias"],
-            )
+            self._inlet = (inlet.reshape(self.channels, -1).contiguous(), weights["dec_in.bias"])
             count = sum(name.endswith(".gamma") for name in weights)
             self._blocks = [_Block(weights, f"dec.{i}.", config.layer_norm_epsilon) for i in range(count)]
             self._norm = (weights["dec_norm.weight"], weights["dec_norm.bias"])
             self._head = (weights["head.weight"], weights["head.bias"])
         except KeyError as error:
-            raise ValueError(
-                f"{directory}/{DECODER_FILE} has no tensor {error}; prepare the voice again"
-            ) from error
+            raise ValueError(f"{DECODER_FILE} has no tensor {error}; prepare the voice again") from error
         self.bins = self._head[0].shape[0] // 5
         self._epsilon = config.layer_norm_epsilon
         expected = (config.feature_width, config.n_fft // 2 + 1, config.receptive_field)
         found = (self.width, self.bins, _REACH * (1 + count))
         if found != expected:
-            raise ValueError(
-                f"{directory}: (width, bins, receptive field) are {found}, voice.json says {expected}"
-            )
+            raise ValueError(f"width, bins and receptive field are {found}, voice.json says {expected}")
 
     @property
     def layers(self) -> int:
@@ -64,7 +57,7 @@ class Decoder:
         """One convolution without padding, with all up to the next: [T + 6, channels in] -> [T, C]."""
         if layer == 0:
             taps = window.unfold(0, _TAPS, 1).reshape(len(window) - _TAPS + 1, -1)  # [T, W * 7]
-            return _linear(taps, self._inlet, self._inlet_bias)
+            return _linear(taps, *self._inlet)
         return self._blocks[layer - 1](window)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -80,10 +73,8 @@ class _Block:
         self._depthwise_bias = part["dw.bias"]
         self._norm = (part["norm.weight"], part["norm.bias"])
         self._widen = (part["pw1.weight"], part["pw1.bias"])
-        self._narrow = (
-            part["pw2.weight"] * part["gamma"][:, None],
-            part["pw2.bias"] * part["gamma"],
-        )  # gamma folded in
+        gamma = part["gamma"]  # folded into the second linear layer
+        self._narrow = (part["pw2.weight"] * gamma[:, None], part["pw2.bias"] * gamma)
         self._epsilon = epsilon
 
     def __call__(self, window: torch.Tensor) -> torch.Tensor:
@@ -97,16 +88,14 @@ class _Block:
 
 
 class DecoderStream:
-    """The decoder over one segment, frame by frame; what it gives lags what it gets by the receptive field of
-    27 frames."""
+    """The decoder over one segment; what it gives lags what it gets by the receptive field of 27 frames."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._history = [torch.zeros(_REACH, decoder.layer_input_width(i)) for i in range(decoder.layers)]
 
     def push(self, features: torch.Tensor, last: bool) -> torch.Tensor:
-        """float32 [N, W] -> float32 [M, 5 * bins], the next M frames; last ends the segment, after which
-        nothing may follow.
+        """float32 [N, W] -> float32 [M, 5 * bins], the next M frames; last ends the segment for good.
 
         Each convolution sees zeros beyond the segment's ends, as in the whole-segment model.
         """

@@ -26,9 +26,8 @@ class Frames:
 
     def __post_init__(self) -> None:
         if self.features.ndim != 2 or self.f0.ndim != 1 or len(self.features) != len(self.f0):
-            raise ValueError(
-                f"features {self.features.shape} and f0 {self.f0.shape} must be [F, W] and [F] with the same F"
-            )
+            shapes = f"{self.features.shape} and {self.f0.shape}"
+            raise ValueError(f"features and f0 have shapes {shapes}; they must be [F, W] and [F]")
 
     def __len__(self) -> int:
         return len(self.f0)
@@ -47,6 +46,4 @@ class Frames:
         """The parts one after the other, as one clause."""
         if not parts:
             return Frames.empty(width, text)
-        return Frames(
-            np.concatenate([p.features for p in parts]), np.concatenate([p.f0 for p in parts]), text
-        )
+        return Frames(np.concatenate([p.features for p in parts]), np.concatenate([p.f0 for p in parts]), text)

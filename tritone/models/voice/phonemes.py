@@ -41,9 +41,7 @@ class Phonemiser:
         try:
             return str(self._g2p(text))
         except Exception as error:  # any fault of the rules: one odd word must not cost the whole clause
-            _LOG.warning(
-                "hibari's rules failed on a clause (%s); reading it word by word", type(error).__name__
-            )
+            _LOG.warning("hibari's rules failed on a clause (%s); reading it word by word", type(error).__name__)
             return " ".join(filter(None, map(self._word, text.split())))
 
     def ids(self, phonemes: str) -> list[int]:

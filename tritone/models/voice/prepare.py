@@ -17,8 +17,8 @@ PACKAGE = "hibari-tts"
 MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 VOICE = "heart"
 CHANGES = (
-    "hibari.onnx was cut at the decoder's input: front.onnx is its first half, unchanged; decoder.safetensors holds the "
-    "decoder's weights, the int8 ones dequantised to float32."
+    "hibari.onnx was cut at the decoder's input: front.onnx is its first half, unchanged; "
+    "decoder.safetensors holds the decoder's weights, the int8 ones dequantised to float32."
 )
 
 
@@ -63,8 +63,7 @@ def is_prepared(directory: Path) -> bool:
     except (OSError, ValueError):
         return False
     return config.source.sha256 == MODEL_SHA256 and all(
-        (directory / name).is_file() and _sha256(directory / name) == digest
-        for name, digest in config.files.items()
+        (directory / name).is_file() and _sha256(directory / name) == digest for name, digest in config.files.items()
     )
 
 
@@ -77,9 +76,7 @@ def _find_model() -> Path:
         raise VoicePackageError(f"{path} is missing; install {PACKAGE}==0.2.1 again")
     digest = _sha256(path)
     if digest != MODEL_SHA256:
-        raise VoicePackageError(
-            f"{path} has sha256 {digest}, this program knows {MODEL_SHA256} ({PACKAGE} 0.2.1); install that release"
-        )
+        raise VoicePackageError(f"{path} has sha256 {digest}, this program knows {MODEL_SHA256}; install {PACKAGE}==0.2.1")
     return path
 
 
@@ -111,9 +108,7 @@ def _write_voice(model_path: Path, work: Path, report: Callable[[str], None]) ->
         max_phonemes=400,
         receptive_field=kernel_reach * (1 + graph.decoder_blocks()),
         layer_norm_epsilon=graph.layer_norm_epsilon(),
-        source=VoiceSource(
-            PACKAGE, importlib.metadata.version(PACKAGE), model_path.name, MODEL_SHA256, CHANGES
-        ),
+        source=VoiceSource(PACKAGE, importlib.metadata.version(PACKAGE), model_path.name, MODEL_SHA256, CHANGES),
         files={path.name: _sha256(path) for path in sorted(work.iterdir())},
     ).save(work)
     for path in work.iterdir():
@@ -124,9 +119,7 @@ def _licence_file(name: str) -> Path:
     for file in importlib.metadata.files(PACKAGE) or []:
         if file.name == name and file.parent.name == "licenses":
             return Path(str(file.locate()))
-    raise VoicePackageError(
-        f"the installed {PACKAGE} has no {name} file, which must go with its weights; install it again"
-    )
+    raise VoicePackageError(f"the installed {PACKAGE} has no {name} file, which must go with its weights; install it again")
 
 
 def _may_replace(directory: Path) -> bool:

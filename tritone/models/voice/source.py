@@ -1,5 +1,4 @@
-"""The excitation of a voice: a band-limited pulse train that follows the pitch, and noise, both by frame
-position.
+"""The excitation of a voice: a pulse train that follows the pitch, and noise, both by frame position.
 
 The formulas are those of hibari's dsp.py (Apache-2.0); here they run on chunks and give the same samples for
 any chunking.
@@ -27,17 +26,13 @@ class PulseSource:
 
     def __init__(self, sample_rate: int, hop: int, n_fft: int) -> None:
         self._rate, self._hop, self._half = sample_rate, hop, n_fft // 2
-        ramp = np.arange(n_fft) / n_fft
-        self._window = ((0.5 - 0.5 * np.cos(2 * np.pi * ramp)).astype(np.float32) / (n_fft / 4)).astype(
-            np.float32
-        )
+        hann = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n_fft) / n_fft)).astype(np.float32)
+        self._window = hann / np.float32(n_fft / 4)
         # Linear interpolation (align_corners=False): sample j of frame k lies at k + (j + 0.5)/hop - 0.5.
         self._toward_next = (((np.arange(hop) + 0.5) / hop - 0.5) % 1.0).astype(np.float32)
         self._pitch = np.zeros(0, np.float32)  # Hz, from the frame before the first one not yet sounded
         self._sounded = 0  # frames turned into samples
-        self._phase = (
-            0.0  # cycles * sample_rate at the last sample, in float64; never wrapped, to equal one long sum
-        )
+        self._phase = 0.0  # sum of Hz over the samples so far; never wrapped, to equal one long sum
         self._samples = np.zeros(0, np.float32)  # from the first sample frame _taken needs
         self._taken = 0  # frames handed out
         self._known = 0  # frames of pitch received
@@ -54,8 +49,7 @@ class PulseSource:
             self._pitch = np.concatenate([self._pitch, self._pitch[-1:]])
 
     def take(self, count: int) -> Float32Array:
-        """The next `count` windowed frames, float32 [count, n_fft]. The caller must have pushed the pitch
-        they need."""
+        """The next `count` windowed frames, float32 [count, n_fft]; the pitch they need must be there."""
         first, stop = self._taken, self._taken + count
         overlap = self._half // self._hop
         target = max(stop - 1 + overlap, overlap + 1 if first == 0 else 0)
@@ -77,16 +71,12 @@ class PulseSource:
         pitch = self._pitch[: count + 2, None]
         half = self._hop // 2
         up, down = self._toward_next, np.float32(1.0) - self._toward_next
-        hertz = np.concatenate(
-            [
-                pitch[:-2] * down[:half] + pitch[1:-1] * up[:half],
-                pitch[1:-1] * down[half:] + pitch[2:] * up[half:],
-            ],
-            axis=1,
-        ).reshape(-1)
+        early = pitch[:-2] * down[:half] + pitch[1:-1] * up[:half]
+        late = pitch[1:-1] * down[half:] + pitch[2:] * up[half:]
+        hertz = np.concatenate([early, late], axis=1).reshape(-1)
         voiced = hertz > VOICED_FROM
         hertz = np.maximum(hertz, np.float32(VOICED_FROM))
-        # The carried sum is the first addend, so that the additions are those of one sum over the whole segment.
+        # The carried sum is the first addend: the additions are those of one sum over the whole segment.
         sums = np.cumsum(np.concatenate([[self._phase], hertz]), dtype=np.float64)[1:]
         self._phase = float(sums[-1])
         self._samples = np.concatenate([self._samples, pulse_train(sums / self._rate, hertz, voiced)])
@@ -94,14 +84,11 @@ class PulseSource:
         self._sounded = target
 
 
-def pulse_train(
-    cycles: npt.NDArray[np.float64], hertz: Float32Array, voiced: npt.NDArray[np.bool_]
-) -> Float32Array:
-    """Every harmonic below 11 kHz at unit amplitude: sum_{h<=H} cos(h t) = sin((H + 1/2) t) / (2 sin(t/2)) -
-    1/2.
+def pulse_train(cycles: npt.NDArray[np.float64], hertz: Float32Array, voiced: npt.NDArray[np.bool_]) -> Float32Array:
+    """Every harmonic below 11 kHz at unit amplitude; 0 where unvoiced.
 
     cycles: float64 [N], the phase in periods; hertz: float32 [N], the pitch; voiced: bool [N]. Returns
-    float32 [N].
+    float32 [N]. Dirichlet's kernel: sum_{h<=H} cos(h t) = sin((H + 1/2) t) / (2 sin(t/2)) - 1/2.
     """
     angle = ((cycles % 1.0) * (2 * np.pi)).astype(np.float32)
     order = np.floor(np.float32(HIGHEST_HARMONIC) / hertz) + np.float32(0.5)
@@ -116,18 +103,16 @@ def pulse_train(
 
 
 def frame_noise(seed: int, segment: int, first: int, count: int, bins: int) -> npt.NDArray[np.complex64]:
-    """Complex noise, unit variance in either part, complex64 [count, bins], for frames first..first+count-1
-    of a segment.
+    """Complex noise, complex64 [count, bins], of unit variance in either part, for frames first, first + 1,
+    ...
 
     Each frame has its own place in a Philox stream keyed by (seed, segment), so its noise depends on nothing
     else. seed and segment: integers, taken modulo 2**64.
     """
-    words = np.uint64(0xFFFFFFFFFFFFFFFF)
-    key = np.array([seed & int(words), segment & int(words)], np.uint64)
+    key = np.array([seed % 2**64, segment % 2**64], np.uint64)
     noise = np.empty((count, 2 * bins), np.float32)
     for row in range(count):
         counter = np.array([0, first + row, 0, 0], np.uint64)
-        np.random.Generator(np.random.Philox(key=key, counter=counter)).standard_normal(
-            dtype=np.float32, out=noise[row]
-        )
+        generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
+        generator.standard_normal(dtype=np.float32, out=noise[row])
     return noise.view(np.complex64)

@@ -7,7 +7,8 @@ import unicodedata
 
 _LINE_MARK = re.compile(
     r"^\s*(?:>\s*)*"  # quotation
-    r"(?:#{1,6}\s+|```[\w+-]*(?:\s+|$)|~~~[\w+-]*(?:\s+|$)|[-*+•‣◦▪]\s+(?:\[[ xX]\]\s+)?)?"  # heading, fence, bullet, task
+    r"(?:#{1,6}\s+|(?:```|~~~)[\w+-]*(?:\s+|$)"  # heading, fence
+    r"|[-*+•‣◦▪]\s+(?:\[[ xX]\]\s+)?)?"  # bullet, task
 )
 _REPLACEMENTS = [
     (re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)"), r"\1"),  # a link or an image speaks its text
@@ -24,7 +25,7 @@ _REPLACEMENTS = [
 ]
 _TABLE_BAR = re.compile(r"\s*\|\s*")
 _STRAY_SPACE = re.compile(r"\s+([,.;:!?]+)(?=\s|$)")
-_SILENT_CATEGORIES = frozenset(["So", "Sk", "Cs", "Co", "Cn", "Cf", "Me"])
+_SILENT_CATEGORIES = frozenset(["So", "Sk", "Cc", "Cs", "Co", "Cn", "Cf", "Me"])
 _SPOKEN_ANYWAY = frozenset("°^")
 _SPOKEN_ALONE = frozenset("%&@+=°±×÷")
 
@@ -43,27 +44,23 @@ def clean(raw: str, line_start: bool) -> str:
         text = pattern.sub(replacement, text)
     if "|" in text:
         text = _TABLE_BAR.sub(", ", text).strip(" ,")
-    text = "".join(
-        " " if is_silent(c) or unicodedata.category(c) == "Cc" else c for c in text if not _is_joiner(c)
-    )
+    text = "".join(" " if is_silent(c) else c for c in text if not _is_joiner(c))
     text = _STRAY_SPACE.sub(r"\1", " ".join(text.split()))
     return text if is_speakable(text) else ""
 
 
 def is_speakable(text: str) -> bool:
-    """True when something in the text has a sound: a letter or figure, or a symbol that stands alone as an
-    answer."""
+    """True when something has a sound: a letter or figure, or a symbol that is the whole text."""
     return any(c.isalnum() for c in text) or text.strip() in _SPOKEN_ALONE
 
 
 def is_silent(char: str) -> bool:
     """True for emoji, other pictures and invisible characters."""
-    return (unicodedata.category(char) in _SILENT_CATEGORIES and char not in _SPOKEN_ANYWAY) or _is_joiner(
-        char
-    )
+    if char in _SPOKEN_ANYWAY:
+        return False
+    return unicodedata.category(char) in _SILENT_CATEGORIES or _is_joiner(char)
 
 
 def _is_joiner(char: str) -> bool:
-    """Characters that shape their neighbours and take no room: joiners, variation selectors, byte-order
-    marks."""
+    """Characters that shape their neighbours and take no room: joiners, variation selectors and the like."""
     return "\ufe00" <= char <= "\ufe0f" or unicodedata.category(char) in ("Cf", "Me")

@@ -1,8 +1,8 @@
-"""From the decoder's five spectra to samples: one complex spectrum a frame, inverse transform, overlap-add in
+"""From the decoder's five spectra to samples: one complex spectrum a frame, and its inverse transform in
 pieces.
 
-S = exp(lh) e^{i pi tanh(theta)} STFT(pulses) + exp(ln) noise + exp(lr) e^{i phi}, the formula of hibari's
-dsp.py.
+S = exp(lh) e^{i pi tanh(theta)} STFT(pulses) + exp(ln) noise + exp(lr) e^{i phi}, as in hibari's dsp.py
+(Apache-2.0).
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ def _polar(magnitude: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 
 
 class OverlapAdd:
-    """The inverse short-time transform of one segment, in pieces: torch.istft(center=True, length=F*hop) for
-    n_fft = 4 hops.
+    """The inverse short-time Fourier transform of one segment, in pieces, for a window of four hops.
 
-    What it gives lags what it gets by two frames. The division by the summed squared windows tapers at the
-    segment's ends.
+    Equal to torch.istft(center=True, length=F * hop) with a periodic Hann window. What it gives lags what it
+    gets by two frames. The division by the summed squared windows tapers at the segment's ends.
     """
 
     OVERLAP = 4
@@ -48,35 +47,24 @@ class OverlapAdd:
         self._hop = n_fft // self.OVERLAP
         self._window = torch.hann_window(n_fft)
         self._energy = self._window.square().reshape(self.OVERLAP, self._hop)
-        self._tail = torch.zeros(
-            self.OVERLAP - 1, self.OVERLAP, self._hop
-        )  # the last frames, for their later quarters
+        self._tail = torch.zeros(self.OVERLAP - 1, self.OVERLAP, self._hop)  # frames whose quarters are still due
         self._received = 0  # frames
 
     def push(self, spectrum: torch.Tensor, last: bool) -> torch.Tensor:
-        """complex64 [N, bins] -> float32 samples [M * hop], the next M frames of sound; last ends the
-        segment."""
+        """complex64 [N > 0, bins] -> float32 [M * hop], the next M frames of sound; last ends the segment."""
         count = len(spectrum)
-        frames = (
-            torch.fft.irfft(spectrum, n=self._n_fft) * self._window if count else self._window.new_zeros(0)
-        )
+        frames = torch.fft.irfft(spectrum, n=self._n_fft) * self._window
         frames = frames.reshape(count, self.OVERLAP, self._hop)
-        # Block j of the padded output is the sum over q of quarter q of frame j - q; blocks 0 and 1 lie before the segment.
+        # Block j of the padded output sums quarter q of frame j - q; blocks 0 and 1 lie before the segment.
         first_block = self._received
         self._received += count
         beyond = self.OVERLAP - 2 if last else 0
         padded = torch.cat([self._tail, frames, frames.new_zeros(beyond, self.OVERLAP, self._hop)])
         self._tail = padded[1 - self.OVERLAP :].clone()
         blocks = count + beyond
-        total = (
-            padded[3 : 3 + blocks, 0]
-            + padded[2 : 2 + blocks, 1]
-            + padded[1 : 1 + blocks, 2]
-            + padded[:blocks, 3]
-        )
-        index = torch.arange(first_block, first_block + blocks)[:, None] - torch.arange(
-            self.OVERLAP
-        )  # [blocks, 4]
+        total = padded[3:, 0] + padded[2:-1, 1] + padded[1:-2, 2] + padded[:-3, 3]  # [blocks, hop]
+        block = torch.arange(first_block, first_block + blocks)[:, None]
+        index = block - torch.arange(self.OVERLAP)  # [blocks, 4], the frames summed
         present = ((index >= 0) & (index < self._received)).to(torch.float32)
         sound = total / (present @ self._energy).clamp(min=1e-11)
         return sound[max(0, 2 - first_block) :].reshape(-1)

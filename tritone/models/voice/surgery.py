@@ -11,7 +11,8 @@ from onnx import numpy_helper
 
 from tritone.models.voice.frames import Float32Array
 
-DECODER_ENTRY = "m.dec_in.weight"  # the initializer that marks the cut; node and tensor names are the exporter's accidents
+# The weight that marks the cut; the names of nodes and of tensors between them are accidents of the export.
+DECODER_ENTRY = "m.dec_in.weight"
 
 
 class GraphError(ValueError):
@@ -82,9 +83,7 @@ class HibariGraph:
         for name in self._initializers:
             if name.startswith(("m.dec_in.", "m.dec.", "m.dec_norm.", "m.head.")):
                 weights[name.removeprefix("m.")] = self._tensor(name).astype(np.float32)
-        linears = [f"dec.{i}.{part}" for i in range(self.decoder_blocks()) for part in ("pw1", "pw2")] + [
-            "head"
-        ]
+        linears = [f"dec.{i}.{part}" for i in range(self.decoder_blocks()) for part in ("pw1", "pw2")] + ["head"]
         for linear in linears:
             weights[f"{linear}.weight"] = self._dequantised(f"m.{linear}.bias")
         return weights
@@ -116,9 +115,7 @@ class HibariGraph:
     def _made_by(self, name: str, op_type: str) -> onnx.NodeProto:
         node: onnx.NodeProto | None = self._producer.get(name)
         if node is None or node.op_type != op_type:
-            raise GraphError(
-                f"{name} is made by {node.op_type if node else 'no node'}, {op_type} was expected"
-            )
+            raise GraphError(f"{name} is made by {node.op_type if node else 'no node'}, {op_type} was expected")
         return node
 
     def _ancestors(self, outputs: Iterable[str]) -> set[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from tritone.models.voice.clauses import ClauseSplitter
 from tritone.models.voice.config import FRONT_FILE, VoiceConfig
 from tritone.models.voice.frames import Frames
+from tritone.models.voice.pauses import trim_pauses
 from tritone.models.voice.phonemes import Phonemiser
 
 SLOWEST, FASTEST = 0.5, 2.0
@@ -109,7 +110,7 @@ class TalkerSession:
 
     def _speak(self, clauses: list[str]) -> Iterator[Frames]:
         for clause in clauses:
-            frames = self._talker.speak(clause, self.speed)
+            frames = trim_pauses(self._talker.speak(clause, self.speed))
             if len(frames):
                 yield frames
 

@@ -28,9 +28,7 @@ class VoiceBox:
         torch.set_num_threads(threads)
         self.config = VoiceConfig.load(directory)
         if self.config.n_fft != OverlapAdd.OVERLAP * self.config.hop:
-            raise ValueError(
-                f"n_fft {self.config.n_fft} is not {OverlapAdd.OVERLAP} times hop {self.config.hop}"
-            )
+            raise ValueError(f"n_fft is {self.config.n_fft}; it must be four times hop, {self.config.hop}")
         self.decoder = Decoder(directory, self.config)
 
     @property
@@ -49,18 +47,14 @@ class VoiceBox:
         segment is the index of this segment among those of its stream that had frames.
         """
         check_frames(frames, self.config.feature_width)
-        return (
-            _Segment(self, seed, segment).run(frames.features, frames.f0, last=True)
-            if len(frames)
-            else _silence()
-        )
+        if not len(frames):
+            return _silence()
+        return _Segment(self, seed, segment).run(frames.features, frames.f0, last=True)
 
     def warm_up(self) -> None:
         """Runs once on made-up frames, so that the first request does not pay for lazy initialisation."""
         count = block_frames(0) + block_frames(1)
-        frames = Frames(
-            np.zeros((count, self.config.feature_width), np.float32), np.full(count, 200, np.float32)
-        )
+        frames = Frames(np.zeros((count, self.config.feature_width), np.float32), np.full(count, 200, np.float32))
         VoiceBoxStream(self, seed=0).push(frames, last=True)
 
 
@@ -123,7 +117,7 @@ class _Segment:
 
     @torch.inference_mode()
     def run(self, features: Float32Array, f0: Float32Array, last: bool) -> Float32Array:
-        heads = self._decoder.push(torch.from_numpy(np.ascontiguousarray(features)), last)
+        heads = self._decoder.push(torch.from_numpy(np.array(features)), last)
         self._source.push(f0, last)
         count = len(heads)
         if count == 0:

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from conftest import CHUNK, MAX_CONTEXT, PAGE_SIZE
-from helpers import Answer, Server, ask, ask_together
-from reference import Reference, prose
+from tests.server.helpers import Answer, ask, ask_together
+from tests.server.reference import Reference, prose
+from tests.server.serving import CHUNK, MAX_CONTEXT, PAGE_SIZE
+from tritone.supervisor import Server
 
 BORDERS = (PAGE_SIZE, 2 * PAGE_SIZE, CHUNK, 2 * CHUNK)
 LENGTHS = (1, 2, 5, 100, 700, 1000, 1500, 2000, *(border + step for border in BORDERS for step in (-1, 0, 1)))

@@ -1,0 +1,28 @@
+"""The deployment that the server under test runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tritone.checkpoints import default_cache
+from tritone.deployment import Deployment
+from tritone.supervisor import resolve_deployment
+
+PROJECT = Path(__file__).resolve().parents[2]
+MAX_CONTEXT = 2048
+PAGE_SIZE = 32
+CHUNK = 256
+
+
+def make_deployment(**changes: object) -> Deployment:
+    """The demo's deployment with a short context, small pools, one thread a stage and free ports."""
+    engine = {"dtype": "float32", "threads": 1, "pool_tokens": 16384, "max_batch_tokens": CHUNK}
+    written = Deployment.load(PROJECT / "deployments" / "demo-cpu.yaml").model_dump()
+    changed = {
+        "page_size": PAGE_SIZE,
+        "max_context": MAX_CONTEXT,
+        "prefill": engine,
+        "decode": engine,
+        "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
+    }
+    return resolve_deployment(Deployment.parse(written | changed | changes, "tests/server"), default_cache())
