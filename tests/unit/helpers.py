@@ -28,8 +28,10 @@ CORPUS = (
 class FakeReply:
     """Records the answers to one request and, like Triton, refuses any after the last."""
 
-    def __init__(self, cancelled: bool = False) -> None:
+    def __init__(self, cancelled: bool = False, log: list[Any] | None = None) -> None:
+        """``log`` also gets every message, in the order of all replies that share it."""
         self.messages: list[Any] = []
+        self.log = log if log is not None else []
         self.faults: list[str] = []
         self.cancelled = cancelled
         self._closed = threading.Event()
@@ -43,6 +45,7 @@ class FakeReply:
             self.faults.append(f"sent after the end: {message}")
             raise RuntimeError("sent after the end")
         self.messages.append(message)
+        self.log.append(message)
         if last:
             self._closed.set()
 

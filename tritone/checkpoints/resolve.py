@@ -27,7 +27,7 @@ def resolve_checkpoint(name: str, cache: Path, progress: Progress | None = None)
             raise bad("checkpoint", name, DEMO_CHECKPOINT)
         return prepare_smollm2(_demo_checkpoint(cache), report)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return _checked(path)
     if _HUB_NAME.fullmatch(name):
         return _checked(fetch_checkpoint(name, report))
@@ -46,7 +46,7 @@ def resolve_voice(name: str, cache: Path, progress: Progress | None = None) -> P
         except VoicePackageError as error:
             raise TritoneError(f"voice {name}: {error}", "NOT_FOUND") from None
     path = Path(name).expanduser()
-    if not (path / "voice.json").is_file():
+    if not name or not (path / "voice.json").is_file():
         raise bad("voice", name, f"a directory with voice.json, or {DEMO_VOICE}")
     return path
 
@@ -57,7 +57,7 @@ def is_prepared(name: str, cache: Path) -> bool:
         return _demo_checkpoint(cache).is_dir()
     if name == DEMO_VOICE:
         return (_demo_voice(cache) / "voice.json").is_file()
-    return Path(name).expanduser().is_dir()
+    return bool(name) and Path(name).expanduser().is_dir()
 
 
 def _demo_checkpoint(cache: Path) -> Path:

@@ -107,7 +107,7 @@ def _object(compiler: list[str], source: str, target: Path, options: list[str]) 
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=300)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{shlex.join(command)}: {error}") from error
     if done.returncode:

@@ -36,14 +36,16 @@ class Answer:
         self.tokens += 1
         if self.request.options.logprobs is not None:
             self._infos.append(info)
-        if info.token in self.request.stop_ids:
-            self.finish_reason = "stop"
-            return self._stops.flush()
-        text = self._stops.push(self._detokenizer.push(info.token))
+        stopped = info.token in self.request.stop_ids
+        last = stopped or self.tokens >= self.request.options.max_tokens
+        piece = "" if stopped else self._detokenizer.push(info.token)
+        if last:
+            piece += self._detokenizer.flush()
+        text = self._stops.push(piece)
         if self._stops.matched is not None:
             self.finish_reason = "stop"
-        elif self.tokens >= self.request.options.max_tokens:
-            self.finish_reason = "length"
+        elif last:
+            self.finish_reason = "stop" if stopped else "length"
             text += self._stops.flush()
         return text
 

@@ -158,12 +158,12 @@ class DecodeStage:
         answer.last_token = now
         if self._hidden is not None and answer.request.options.speech:
             running.hidden.append(output.hidden)
-        text = answer.accept(output.info)
         try:
-            self._send_text(running, text)
-        except TritoneError as error:
+            self._send_text(running, answer.accept(output.info))
+        except Exception as error:  # whatever it is ends this request, never its neighbours
             self._end(sequence)
-            self._fail(running, Failure("error", error.code, error.message))
+            failure = error if isinstance(error, TritoneError) else TritoneError(f"decode: {error!r}")
+            self._fail(running, Failure("error", failure.code, failure.message))
             return
         if answer.finish_reason is not None:
             self._end(sequence)

@@ -73,7 +73,8 @@ class PostprocessStage:
                 session.first_text = now
             session.texts.append(event.text)
             session.logprobs += event.info.get("logprobs", ())
-            if not session.options.stream:
+            # An event may carry hidden states alone, which are not for the client.
+            if not session.options.stream or not (event.text or event.info):
                 return None
             session.texts.clear()
             return client_tensors(self._next(session), "text", text=event.text, info=event.info or None)

@@ -16,12 +16,7 @@
 #define TILE 16
 #define PARTITION 512 /* keys; a multiple of TILE and of every page size */
 #define ROWS_PER_BLOCK 24 /* about; one token's group if that is larger */
-#ifndef FETCH_AHEAD
 #define FETCH_AHEAD (2 * TILE)
-#endif
-#ifndef LOC
-#define LOC 3
-#endif
 #define STATS LANES /* room behind a result row: [0] the largest score, [1] the sum of the weights */
 
 struct attention {
@@ -46,10 +41,11 @@ INLINE const char *tile_at(const struct attention *a, const int32_t *pages, int6
   return a->kv + at * type_size(a->kv_type);
 }
 
-/* The hardware does not look past a 4 KiB page, and neighbouring tiles often lie in different ones. */
+/* The hardware does not look past a 4 KiB page, and neighbouring tiles often lie in different ones. Into the second cache:
+ * the first can wait for too few lines at a time. */
 INLINE void fetch_tile(const struct attention *a, const char *at) {
   if (!at) return;
-  for (int64_t i = 0; i < TILE * a->dim * type_size(a->kv_type); i += 64) if (LOC >= 0) __builtin_prefetch(at + i, 0, LOC < 0 ? 0 : LOC);
+  for (int64_t i = 0; i < TILE * a->dim * type_size(a->kv_type); i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
 /* Sixteen keys or values as float rows [TILE, padded]; rows past `keys` and lanes past the head are zero. */

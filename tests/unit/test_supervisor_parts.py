@@ -1,0 +1,176 @@
+"""What the supervisor does around a server, each part alone: ports, run directory, backend directory, log, resolution."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tritone.deployment import Deployment, Server
+from tritone.errors import TritoneError
+from tritone.supervisor import resolve
+from tritone.supervisor.backend_directory import build_backend_directory
+from tritone.supervisor.installation import PROJECT, Installation
+from tritone.supervisor.log import failure_reason, loaded_models
+from tritone.supervisor.ports import choose_ports
+from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
+
+
+def test_free_ports_differ_and_fixed_ones_stay() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    chosen = choose_ports(Server(http_port=0, grpc_port=free, metrics_port=0))
+    assert chosen.grpc_port == free
+    assert len({chosen.http_port, chosen.grpc_port, chosen.metrics_port, 0}) == 4
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(TritoneError, match=rf"grpc_port: {port} cannot be used on 127\.0\.0\.1: Address already in use"):
+            choose_ports(Server(http_port=0, grpc_port=port, metrics_port=0))
+
+
+def test_a_port_wanted_twice_is_refused() -> None:
+    with pytest.raises(TritoneError, match="grpc_port: 18999 is already http_port"):
+        choose_ports(Server(http_port=18999, grpc_port=18999, metrics_port=0))
+
+
+def test_run_directory_holds_the_deployment_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = Deployment(name="x", checkpoint="/somewhere")
+    with RunDirectory.create(deployment, tmp_path) as run:
+        monkeypatch.setenv("TRITONE_RUN", str(run.path))
+        assert Deployment.from_environment() == deployment
+        assert remove_stale(tmp_path) == [], "in use"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_directory_of_a_killed_supervisor_is_removed(tmp_path: Path) -> None:
+    code = f"""
+        import os, signal
+        from pathlib import Path
+        from tritone.deployment import Deployment
+        from tritone.supervisor.run_directory import RunDirectory
+        run = RunDirectory.create(Deployment(), Path({str(tmp_path)!r}))
+        (run.path / "pool").write_bytes(b"x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=PROJECT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert remove_stale(tmp_path) == [left]
+    assert not left.exists()
+
+
+def test_a_directory_whose_lock_is_yet_to_come_is_left_alone(tmp_path: Path) -> None:
+    young = tmp_path / "tritone-1-abc"
+    young.mkdir()
+    assert remove_stale(tmp_path) == []
+    os.utime(young, (0, 0))
+    assert remove_stale(tmp_path) == [young]
+
+
+def test_too_little_shared_memory_is_said_before_the_start(tmp_path: Path) -> None:
+    check_shared_memory(0, tmp_path)
+    with pytest.raises(TritoneError, match="MiB free, this deployment needs 1073741888 MiB") as caught:
+        check_shared_memory(1 << 50, tmp_path)
+    assert caught.value.code == "RESOURCE_EXHAUSTED"
+
+
+def test_backend_directory(tmp_path: Path) -> None:
+    backends, cache = tmp_path / "backends", tmp_path / "cache"
+    for name in ("one", "two"):
+        (backends / name).mkdir(parents=True)
+        (backends / name / "model.py").write_text("")
+    installation = Installation.find()
+    built = build_backend_directory(backends, cache, installation)
+    library = built / "python" / "libtriton_python.so"
+    assert library.is_file() and not library.is_symlink(), "Triton refuses a symlink here"
+    assert (built / "python" / "triton_python_backend_stub").is_symlink(), "a copy would not find its libraries"
+    assert (built / "python" / "tritone").resolve() == PROJECT / "tritone"
+    assert (built / "one" / "model.py").is_file() and (built / "two" / "model.py").is_file()
+    before = library.stat()
+
+    (backends / "two" / "model.py").unlink()
+    (backends / "three").mkdir()
+    (backends / "three" / "model.py").write_text("")
+    assert build_backend_directory(backends, cache, installation) == built
+    assert sorted(path.name for path in built.iterdir()) == [".lock", "one", "python", "three"]
+    assert library.stat().st_ino == before.st_ino, "what is right is left alone: a server may be running on it"
+
+
+NOISE = """\
+W1129 17:46:55.253746 8876 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"
+E1129 17:46:55.253897 8876 server.cc:241] "CudaDriverHelper has not been initialized."
+I1129 17:46:55.254931 8876 model_lifecycle.cc:472] "loading: echo:1"
+I1129 17:46:55.254931 8876 model_lifecycle.cc:472] "loading: fine:1"
+I1129 17:46:57.720593 8741 model_lifecycle.cc:839] "successfully loaded 'fine'"
++-------+---------+
+| Model | Version |
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            "E1129 17:46:56.8 8876 model_lifecycle.cc:642] \"failed to load 'echo' version 1: Internal: InvalidArgument: "
+            "INVALID_ARGUMENT: voice: 'x' is unknown; allowed: heart\\n\\nAt:\\n  /b/echo/model.py(4): initialize\\n\"",
+            "model 'echo': INVALID_ARGUMENT: voice: 'x' is unknown; allowed: heart",
+        ),
+        (
+            "E1129 17:46:57.9 8925 model_lifecycle.cc:642] \"failed to load 'imp' version 1: Internal: ModuleNotFoundError: "
+            "No module named 'nosuch'\\n\\nAt:\\n  /b/imp/model.py(1): <module>\\n  <frozen importlib._bootstrap>(241): f\\n\"",
+            "model 'imp': ModuleNotFoundError: No module named 'nosuch' (/b/imp/model.py, line 1)",
+        ),
+        (
+            "error: creating server: Invalid argument - load failed for model 'gone': not found;",
+            "load failed for model 'gone': not found;",
+        ),
+        ("terminate called\nSegmentation fault", "terminate called\nSegmentation fault"),
+    ],
+)
+def test_the_reason_of_a_failed_start(tmp_path: Path, lines: str, reason: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(NOISE + lines + "\n")
+    assert failure_reason(log).endswith(reason)
+    assert loaded_models(log.read_text()) == (1, 2)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"")
+    return directory
+
+
+def test_resolution_leaves_nothing_open(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "has_bfloat16", lambda: True)
+    deployment = Deployment.parse(
+        {"checkpoint": str(checkpoint), "voice": None, "decode": {"pool_tokens": 1024, "threads": 3}}, "test"
+    )
+    resolved = resolve.resolve_deployment(deployment, tmp_path)
+    assert resolved.checkpoint == str(checkpoint) and resolved.voice is None
+    assert resolved.prefill.threads == resolve.usable_cores() and resolved.decode.threads == 3
+    assert resolved.prefill.dtype == "bfloat16"
+    assert resolved.max_context == 1024, "the smaller pool, not the checkpoint's own 4096"
+    assert resolve.resolve_deployment(resolved, tmp_path) == resolved
+
+
+def test_a_checkpoint_without_a_context_length_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "config.json").write_text("{}")
+    with pytest.raises(TritoneError, match="max_position_embeddings: None"):
+        resolve.resolve_deployment(Deployment(checkpoint=str(checkpoint), voice=None), tmp_path)

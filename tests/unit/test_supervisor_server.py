@@ -1,0 +1,165 @@
+"""Server against a real tritonserver with throw-away models: start, failure, crash, and no trace afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tritone.client import Client, RequestError
+from tritone.deployment import Deployment
+from tritone.supervisor import Server, StartError
+from tritone.supervisor.installation import PROJECT
+from tritone.supervisor.run_directory import SHARED_MEMORY, remove_stale
+
+MODEL = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            config.add_input({"name": "messages", "data_type": "TYPE_STRING", "dims": [1]})
+            config.add_output({"name": "event", "data_type": "TYPE_STRING", "dims": [1]})
+            config.add_output({"name": "text", "data_type": "TYPE_STRING", "dims": [1]})
+            config.set_max_batch_size(0)
+            config.set_model_transaction_policy({"decoupled": True})
+            return config
+
+        def initialize(self, args):
+            from tritone.deployment import Deployment
+            self.name = Deployment.from_environment().name
+
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                text = pb_utils.get_input_tensor_by_name(request, "messages").as_numpy()[0].decode()
+                for event, value in (("text", text), ("text", self.name), ("end", "")):
+                    if event == "end" and text == "hang":
+                        import time; time.sleep(600)
+                    sender.send(pb_utils.InferenceResponse([
+                        pb_utils.Tensor("event", np.array([event.encode()], dtype=object)),
+                        pb_utils.Tensor("text", np.array([value.encode()], dtype=object)),
+                    ]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+BROKEN = """
+    class TritonPythonModel:
+        def initialize(self, args):
+            from tritone.errors import InvalidArgument
+            raise InvalidArgument("threads: 'x' is not allowed; allowed: a number")
+
+        def execute(self, requests):
+            pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, code in (("tritonetest", MODEL), ("tritonebroken", BROKEN)):
+        (tmp_path / "backends" / name).mkdir(parents=True)
+        (tmp_path / "backends" / name / "model.py").write_text(textwrap.dedent(code))
+        (tmp_path / "repository" / name / "1").mkdir(parents=True)
+        config = f'backend: "{name}"\ninstance_group [{{ kind: KIND_CPU }}]\n'
+        (tmp_path / "repository" / name / "config.pbtxt").write_text(config)
+    return tmp_path
+
+
+def make_server(folder: Path, model: str = "tritonetest") -> Server:
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "exit_timeout_seconds": 2}
+    return Server(
+        Deployment.parse({"name": "a-name", "server": ports}, "test"),
+        models=[model],
+        repositories=[folder / "repository"],
+        backends=folder / "backends",
+        cache=folder / "cache",
+        logs=folder / "logs",
+    )
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    with make_server(folder) as server:
+        yield server
+
+
+def regions() -> list[Path]:
+    return list(SHARED_MEMORY.glob("triton_tritone*_backend_shm_region_*"))
+
+
+def test_starts_answers_and_leaves_nothing(folder: Path) -> None:
+    steps: list[str] = []
+    server = make_server(folder)
+    server._progress = lambda line, done=0, total=0: steps.append(line)
+    with server:
+        run = server.run_directory
+        assert (run / "deployment.json").is_file()
+        with Client(server.grpc_url) as client:
+            assert client.is_ready()
+            events = list(client.chat("hé 😀", model="tritonetest"))
+        assert [event.text for event in events] == ["hé 😀", "a-name", ""], "the stage read the resolved deployment"
+        assert 0 not in (server.deployment.server.http_port, server.deployment.server.grpc_port)
+        pid = server.pid
+    assert steps and set(steps) == {"loading models"}
+    assert not run.exists() and not Path(f"/proc/{pid}").exists() and not regions()
+    server.stop()  # once more is harmless
+
+
+def test_a_failed_start_gives_the_models_own_reason(folder: Path) -> None:
+    server = make_server(folder, "tritonebroken")
+    before = set(SHARED_MEMORY.glob(f"tritone-{os.getpid()}-*"))
+    with pytest.raises(StartError) as caught:
+        server.start(60)
+    lines = caught.value.message.splitlines()
+    assert lines[1] == "model 'tritonebroken': INVALID_ARGUMENT: threads: 'x' is not allowed; allowed: a number"
+    assert len(lines) == 3 and str(server.log) in lines[2]
+    assert set(SHARED_MEMORY.glob(f"tritone-{os.getpid()}-*")) == before
+
+
+def test_a_killed_server_ends_its_streams(server: Server) -> None:
+    with Client(server.grpc_url) as client, client.chat("hang", model="tritonetest") as stream:
+        next(stream)
+        os.kill(server.pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(RequestError) as caught:
+            list(stream)
+        assert caught.value.code == "UNAVAILABLE" and time.monotonic() - began < 5
+    assert server.wait(5) == -signal.SIGKILL
+    assert not server.is_ready()
+    server.stop()
+    assert not regions(), "a stage that hangs is killed and its shared memory removed"
+
+
+def test_a_killed_supervisor_takes_the_server_with_it(folder: Path) -> None:
+    code = f"""
+        import sys, threading
+        from pathlib import Path
+        sys.path.insert(0, "tests/unit")
+        from test_supervisor_server import make_server
+        server = make_server(Path({str(folder)!r}))
+        # From a thread that ends: the server must outlive it.
+        starter = threading.Thread(target=server.start)
+        starter.start()
+        starter.join()
+        print(server.pid, server.run_directory, flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        pid, run = supervisor.stdout.readline().split()
+        time.sleep(0.3)
+        assert Path(f"/proc/{pid}").exists()
+        supervisor.kill()
+    deadline = time.monotonic() + 10
+    while (Path(f"/proc/{pid}").exists() or regions()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists() and not regions()
+    assert Path(run) in remove_stale()
