@@ -29,7 +29,8 @@ from tritone.engine.engine import Engine
 from tritone.engine.sequence import Sequence
 from tritone.models.decoder import Decoder, DenseLinear
 from tritone.options import Sampling
-from tritone.stages.build import build_engine, required_shared_memory
+from tritone.sizes import required_shared_memory
+from tritone.stages.build import build_engine
 from tritone.supervisor import Server, resolve_deployment
 
 BATCHES = (1, 8, 32)

@@ -21,7 +21,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def is_quick() -> bool:
-    return os.environ.get("QUICK", "") not in ("", "0")
+    """Whether the benchmark was started with ``--quick``."""
+    return "--quick" in sys.argv
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ else
             if suits "$candidate"; then python=$candidate; break; fi
         done
     fi
-    [ -n "$python" ] || fail "Python 3.10 to 3.13 is needed; python3 here is: $(python3 --version 2>&1 || echo missing)." \
+    [ -n "$python" ] || fail "Python 3.10 to 3.13 is needed; python3 here is: $(command -v python3 >/dev/null && python3 --version 2>&1 || echo missing)." \
         "Install one, or name it: make PYTHON=/path/to/python3.12 demo"
 fi
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
+import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +20,7 @@ from tritone.messages import STAGES, StageSpec, Tensors
 from tritone.metrics import METRICS, Metrics
 
 EXPORT_SECONDS = 0.25
+PARENT_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +133,18 @@ class MetricsExporter:
         return series
 
 
+def end_with_parent() -> None:
+    """End this process when the server's is gone: a stub whose server was killed may wait for it for ever."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
 class StageModel:
     """Base of every Triton model: reads tensors, calls :meth:`handle`, turns what it raises into an answer.
 
@@ -151,6 +166,7 @@ class StageModel:
 
     def initialize(self, args: dict[str, Any]) -> None:
         logging.basicConfig(level=logging.INFO, format=f"{self.stage}: %(message)s")
+        end_with_parent()
         self._spec: StageSpec = STAGES[self.stage]
         self.metrics = Metrics(self.stage)
         self.start(self.metrics)

@@ -53,6 +53,7 @@ class Answer:
 
     @property
     def text(self) -> str:
+        assert self.error is None, self.error
         return "".join(r.text or "" for r in self.responses)
 
     @property

@@ -15,8 +15,8 @@ CHUNK = 256
 
 
 def make_deployment(**changes: object) -> Deployment:
-    """The demo's deployment with a short context, small pools, one thread a stage and free ports."""
-    engine = {"dtype": "float32", "threads": 1, "pool_tokens": 16384, "max_batch_tokens": CHUNK}
+    """The demo's deployment with a short context, small pools, two threads a stage and free ports."""
+    engine = {"dtype": "float32", "threads": 2, "pool_tokens": 16384, "max_batch_tokens": CHUNK}
     written = Deployment.load(PROJECT / "deployments" / "demo-cpu.yaml").model_dump()
     changed = {
         "page_size": PAGE_SIZE,

@@ -142,5 +142,7 @@ def handoff(first: int = 5, **changes: Any) -> Handoff:
     return Handoff(**(values | changes))
 
 
-def request(session: int = 7, ids: tuple[int, ...] = (1, 2, 3), stop_ids: tuple[int, ...] = (), **options: Any) -> GenerateRequest:
+def request(
+    session: int = 7, ids: tuple[int, ...] = (1, 2, 3), stop_ids: tuple[int, ...] = (), **options: Any
+) -> GenerateRequest:
     return GenerateRequest(session, np.asarray(ids, np.int32), Options(**options), stop_ids, created=12.5)

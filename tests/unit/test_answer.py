@@ -14,7 +14,9 @@ from tritone.stages.answer import Answer
 END = 2
 
 
-def answer(max_tokens: int = 100, stop_ids: tuple[int, ...] = (END,), cached: int = 0, **options: Any) -> Answer:
+def answer(
+    max_tokens: int = 100, stop_ids: tuple[int, ...] = (END,), cached: int = 0, **options: Any
+) -> Answer:
     made = request(ids=(1, 2, 3, 4), stop_ids=stop_ids, max_tokens=max_tokens, **options)
     return Answer(made, handoff(cached_tokens=cached), byte_level_tokenizer(), now=50.0)
 
@@ -129,10 +131,15 @@ def test_logprobs_of_the_tokens_since_the_last_text() -> None:
     decode = byte_level_tokenizer().decode
     assert made.take_logprobs() == {
         "logprobs": [
-            {"token_id": first, "token": decode([first]), "logprob": -0.5, "top": [
-                {"token_id": first, "token": decode([first]), "logprob": -0.5},
-                {"token_id": second, "token": decode([second]), "logprob": -2.0},
-            ]},
+            {
+                "token_id": first,
+                "token": decode([first]),
+                "logprob": -0.5,
+                "top": [
+                    {"token_id": first, "token": decode([first]), "logprob": -0.5},
+                    {"token_id": second, "token": decode([second]), "logprob": -2.0},
+                ],
+            },
             {"token_id": second, "token": decode([second]), "logprob": -1.5, "top": []},
         ]
     }

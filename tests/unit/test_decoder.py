@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ class Session:
             page_table=self.table[[sequence for sequence, _ in work]],
         )
         logits = self.decoder.logits(self.decoder.forward(batch, self.kv))
-        return list(logits.split([end - begin for begin, end in zip(starts, starts[1:])]))
+        return list(logits.split([end - begin for begin, end in pairwise(starts)]))
 
 
 def reference(model: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -116,7 +117,7 @@ def test_logits_equal_transformers(pair: tuple[Any, Path], kernels: Kernels) -> 
     session = Session(decoder, 3)
     torch.testing.assert_close(session.run((0, tokens))[0], expected, **near)
     cuts = [0, 1, 17, 32, 61]
-    chunked = torch.cat([session.run((1, tokens[a:b]))[0] for a, b in zip(cuts, cuts[1:])])
+    chunked = torch.cat([session.run((1, tokens[a:b]))[0] for a, b in pairwise(cuts)])
     torch.testing.assert_close(chunked, expected, **near)
     stepped = torch.cat([session.run((2, token[None]))[0] for token in tokens])
     torch.testing.assert_close(stepped, expected, **near)
@@ -130,7 +131,7 @@ def test_a_mixed_batch_equals_transformers(pair: tuple[Any, Path]) -> None:
     session.run((0, prompts[0][:-1]), (3, prompts[3][:10]))
     session.run((1, prompts[1][:-1]))
     found = session.run((0, prompts[0][-1:]), (1, prompts[1][-1:]), (2, prompts[2]), (3, prompts[3][10:]))
-    for logits, whole in zip(found, expected):
+    for logits, whole in zip(found, expected, strict=True):
         torch.testing.assert_close(logits, whole[-len(logits) :], rtol=2e-4, atol=2e-5)
 
 

@@ -82,7 +82,11 @@ def test_a_wrong_field_is_named_with_its_value(field: str, value: Any, hint: str
 def test_all_wrong_fields_are_named_at_once() -> None:
     message = refusal({"page_size": 1, "decode": {"threads": -1}, "voise": "x"})
     assert message.startswith("test.yaml is not a valid deployment:\n")
-    assert [line.split(":")[0].strip() for line in message.splitlines()[1:]] == ["page_size", "decode.threads", "voise"]
+    assert [line.split(":")[0].strip() for line in message.splitlines()[1:]] == [
+        "page_size",
+        "decode.threads",
+        "voise",
+    ]
 
 
 def test_a_misspelt_field_is_answered_with_the_right_ones() -> None:
@@ -162,7 +166,9 @@ def test_a_missing_file_is_answered_with_those_beside_it(tmp_path: Path) -> None
 
 
 def test_stages_read_what_the_supervisor_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Deployment.parse({"name": "resolved", "max_context": 2048, "voice": None, "prefill": {"threads": 2}}, "t")
+    before = Deployment.parse(
+        {"name": "resolved", "max_context": 2048, "voice": None, "prefill": {"threads": 2}}, "t"
+    )
     (tmp_path / RESOLVED).write_text(before.model_dump_json())
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
     assert Deployment.from_environment() == before

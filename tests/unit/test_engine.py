@@ -1,7 +1,8 @@
-"""The engine with a model made of a rule: pages, preemption, imports and neighbours must not change any answer."""
+"""The engine with a model made of a rule: pages, preemption, imports and neighbours change no answer."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class RuleModel:
     def forward(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
         self.fail(batch)
         starts = batch.query_starts
-        counts = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
+        counts = [stop - start for start, stop in itertools.pairwise(starts)]
         self.steps.append(counts)
         assert batch.tokens.dtype == torch.int64 and batch.positions.dtype == torch.int32
         assert batch.context_lens.dtype == torch.int32 and batch.page_table.dtype == torch.int32
@@ -71,16 +72,22 @@ class Bench:
         self.pages = FreeList(pages)
         self.kv = torch.full((pages, 1, 1, 1, PAGE, 1), -1.0)
         self.model = RuleModel()
-        self.engine = Engine(self.model, self.kv, Scheduler(self.pages, PAGE, max_sequences, max_batch_tokens))
+        self.engine = Engine(
+            self.model, self.kv, Scheduler(self.pages, PAGE, max_sequences, max_batch_tokens)
+        )
         self.errors: dict[int, TritoneError] = {}
         self.answers: dict[int, list[int]] = {}
 
-    def add(self, session: int, prompt: list[int], count: int, sampling: Sampling = GREEDY, **more: Any) -> Sequence:
+    def add(
+        self, session: int, prompt: list[int], count: int, sampling: Sampling = GREEDY, **more: Any
+    ) -> Sequence:
         sequence = Sequence(session, list(prompt), len(prompt), sampling, count, **more)
         self.engine.scheduler.add(sequence)
         return sequence
 
-    def add_imported(self, session: int, prompt: list[int], count: int, first: int, sampling: Sampling = GREEDY) -> Sequence:
+    def add_imported(
+        self, session: int, prompt: list[int], count: int, first: int, sampling: Sampling = GREEDY
+    ) -> Sequence:
         def copy(sequence: Sequence) -> None:
             for position, token in enumerate(prompt):
                 self.kv[sequence.pages[position // PAGE], 0, 0, 0, position % PAGE, 0] = token
@@ -168,8 +175,9 @@ def test_preemption_changes_no_answer() -> None:
     jobs = {session: [session + 1] * 6 for session in range(4)}
     bench = Bench(pages=9)
     sequences = [
-        bench.add_imported(session, prompt, 14, alone(prompt, 1, SAMPLED)[0], SAMPLED) if session % 2 else
-        bench.add(session, prompt, 14, SAMPLED)
+        bench.add_imported(session, prompt, 14, alone(prompt, 1, SAMPLED)[0], SAMPLED)
+        if session % 2
+        else bench.add(session, prompt, 14, SAMPLED)
         for session, prompt in jobs.items()
     ]
     bench.run()
@@ -215,7 +223,9 @@ def test_an_import_that_fails_ends_its_own_sequence_only() -> None:
     bench.add(2, [4, 5, 6, 9], 4, imported=3, import_kv=stale)
     bench.add_imported(3, [7, 8], 4, greedy([7, 8], 1)[0])
     bench.run()
-    assert {session: error.message for session, error in bench.errors.items()} == {2: "tag 5 found, 4 expected"}
+    assert {session: error.message for session, error in bench.errors.items()} == {
+        2: "tag 5 found, 4 expected"
+    }
     assert bench.answers == {1: greedy([1, 2, 3], 4), 3: greedy([7, 8], 4)}
 
 
@@ -257,7 +267,9 @@ def test_an_error_of_the_model_ends_the_sequences_of_that_step_and_only_those() 
     bench.step()
     bench.model.fail = lambda batch: None
     assert set(bench.errors) == {1, 2}
-    assert all(error.code == "INTERNAL" and "out of memory" in error.message for error in bench.errors.values())
+    assert all(
+        error.code == "INTERNAL" and "out of memory" in error.message for error in bench.errors.values()
+    )
     bench.run()
     assert bench.answers == {3: greedy([3] * 3, 3)}
 

@@ -1,7 +1,8 @@
-"""Every message keeps its content through Triton's tensors, and the tensors are those the configuration promises."""
+"""Messages keep their content through Triton's tensors, and the tensors are those of the configuration."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from tritone.messages import (
 )
 from tritone.options import Options, Sampling
 
-TEXTS = ["", "plain", "naïve ß", "안녕하세요", "👩‍👩‍👧‍👦 🏳️‍🌈", "\x01\n\t\"\\", "\u2028\ufeff"]
+TEXTS = ["", "plain", "naïve ß", "안녕하세요", "👩‍👩‍👧‍👦 🏳️‍🌈", '\x01\n\t"\\', "\u2028\ufeff"]
 BIG = 2**63 - 1
 
 
@@ -47,8 +48,17 @@ def same_request(left: GenerateRequest, right: GenerateRequest) -> bool:
 
 def full_request() -> GenerateRequest:
     return request(
-        BIG, ids=(0, 151_643, 2**31 - 1), stop_ids=(2, 7), sampling=Sampling(temperature=0.3, seed=BIG), max_tokens=9,
-        stop=("👩‍👩‍👧‍👦", "끝"), logprobs=0, speech=True, voice="anna", speed=0.5, tools=({"name": "é"},),
+        BIG,
+        ids=(0, 151_643, 2**31 - 1),
+        stop_ids=(2, 7),
+        sampling=Sampling(temperature=0.3, seed=BIG),
+        max_tokens=9,
+        stop=("👩‍👩‍👧‍👦", "끝"),
+        logprobs=0,
+        speech=True,
+        voice="anna",
+        speed=0.5,
+        tools=({"name": "é"},),
     )
 
 
@@ -67,7 +77,12 @@ def test_generate_request() -> None:
     ("given", "failure"),
     [
         (handoff(), None),
-        (handoff(hidden=refs(pool="prefill_hidden", blocks=(1,), tags=(BIG,), shape=(8, 576), dtype="bfloat16")), None),
+        (
+            handoff(
+                hidden=refs(pool="prefill_hidden", blocks=(1,), tags=(BIG,), shape=(8, 576), dtype="bfloat16")
+            ),
+            None,
+        ),
         (handoff(first=0, cached_tokens=64), None),
         (replace(handoff(), first=TokenInfo(9, -0.25, ((9, -0.25), (4, -1.5)))), None),
         (None, Failure("error", "UNAVAILABLE", "später: 안녕 👋")),
@@ -97,7 +112,13 @@ EVENTS = [
     Event(BIG, "beat"),
     Event(BIG, "start", info={"options": {"voice": "é", "stop": ["끝"]}, "created": 12.5}),
     *[Event(1, "text", text=text) for text in TEXTS],
-    Event(5, "text", text="é", info={"logprobs": [{"token_id": 1, "logprob": -0.5}]}, hidden=(refs(), refs(slot=9))),
+    Event(
+        5,
+        "text",
+        text="é",
+        info={"logprobs": [{"token_id": 1, "logprob": -0.5}]},
+        hidden=(refs(), refs(slot=9)),
+    ),
     Event(5, "text", hidden=(refs(),)),
     Event(5, "speak", text="안녕", info={"options": {}, "created": 1.25}),
     Event(5, "end", info={"finish_reason": "stop", "usage": {"prompt_tokens": 3}}),
@@ -142,14 +163,17 @@ def test_audio(count: int) -> None:
 
 
 def test_the_last_kinds_are_exactly_three() -> None:
-    assert TERMINAL == {"end", "error", "cancelled"}
+    assert {"end", "error", "cancelled"} == TERMINAL
     kinds = ("beat", "start", "text", "speak", "frames", "audio", "end", "error", "cancelled")
     assert [Event(1, kind).terminal for kind in kinds] == [False] * 6 + [True] * 3  # type: ignore[arg-type]
 
 
 def test_failures_say_why() -> None:
     assert failure_event(1, Failure("error", "NOT_FOUND", "gone"), {"prompt_tokens": 2}).info == {
-        "finish_reason": "error", "code": "NOT_FOUND", "message": "gone", "usage": {"prompt_tokens": 2}
+        "finish_reason": "error",
+        "code": "NOT_FOUND",
+        "message": "gone",
+        "usage": {"prompt_tokens": 2},
     }
     assert failure_event(1, Failure("cancelled")).info == {"finish_reason": "cancelled"}
 
@@ -174,18 +198,24 @@ def test_client_tensors_leave_out_what_does_not_apply() -> None:
         assert set(tensors) <= spec
 
 
-@pytest.mark.parametrize("array", [
-    np.array([], np.object_), np.array([b"a", b"b"], np.object_), np.array([[b"a", b"b"]], np.object_)
-])
+@pytest.mark.parametrize(
+    "array",
+    [np.array([], np.object_), np.array([b"a", b"b"], np.object_), np.array([[b"a", b"b"]], np.object_)],
+)
 def test_a_string_tensor_of_another_shape_is_named(array: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         read_bytes({"messages": array}, "messages")
     assert caught.value.message == f"messages: shape {list(array.shape)} is not allowed; allowed: [1]"
 
 
-@pytest.mark.parametrize("array", [
-    np.array([b"\xff\x00"], np.object_), np.array([[b"\xff\x00"]], np.object_), np.array(b"\xff\x00", np.object_)
-])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([b"\xff\x00"], np.object_),
+        np.array([[b"\xff\x00"]], np.object_),
+        np.array(b"\xff\x00", np.object_),
+    ],
+)
 def test_a_single_string_is_read_whatever_its_rank(array: Any) -> None:
     assert read_bytes({"messages": array}, "messages") == b"\xff\x00"
 
@@ -196,15 +226,22 @@ def test_text_in_place_of_bytes_is_utf8() -> None:
 
 def test_configuration_entries() -> None:
     spec = TensorSpec("audio", "FP32", (-1,), optional=True)
-    assert spec.as_dict(output=False) == {"name": "audio", "data_type": "TYPE_FP32", "dims": [-1], "optional": True}
+    assert spec.as_dict(output=False) == {
+        "name": "audio",
+        "data_type": "TYPE_FP32",
+        "dims": [-1],
+        "optional": True,
+    }
     assert spec.as_dict(output=True) == {"name": "audio", "data_type": "TYPE_FP32", "dims": [-1]}
 
 
 def test_each_stage_takes_what_the_one_before_gives() -> None:
     order = ("prefill", "integrity", "decode", "talker", "voicebox", "postprocess")
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in itertools.pairwise(order):
         given = {(tensor.name, tensor.dtype, tensor.dims) for tensor in STAGES[before].outputs}
-        required = {(tensor.name, tensor.dtype, tensor.dims) for tensor in STAGES[after].inputs if not tensor.optional}
+        required = {
+            (tensor.name, tensor.dtype, tensor.dims) for tensor in STAGES[after].inputs if not tensor.optional
+        }
         assert required <= given, (before, after)
     assert set(ROLE_OUTPUTS) <= {tensor.name for tensor in STAGES["preprocess"].outputs}
     assert {name for name, spec in STAGES.items() if not spec.decoupled} == {"preprocess", "integrity"}

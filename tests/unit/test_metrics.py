@@ -108,8 +108,13 @@ def test_names_follow_prometheus() -> None:
 
 def test_what_the_issue_asks_for_is_measured() -> None:
     wanted = {
-        "tritone_time_to_first_token_seconds", "tritone_inter_token_latency_seconds", "tritone_time_to_first_audio_seconds",
-        "tritone_real_time_factor", "tritone_queue_requests", "tritone_running_requests", "tritone_pages",
+        "tritone_time_to_first_token_seconds",
+        "tritone_inter_token_latency_seconds",
+        "tritone_time_to_first_audio_seconds",
+        "tritone_real_time_factor",
+        "tritone_queue_requests",
+        "tritone_running_requests",
+        "tritone_pages",
         "tritone_handover_seconds",
     }
     assert wanted <= set(METRICS)

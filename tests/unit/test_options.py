@@ -15,20 +15,24 @@ from tritone.options import TABLE, Options, Sampling, markdown_table, parse_opti
 NAN, INF = float("nan"), float("inf")
 VOICES = ("anna", "berta")
 
+# fmt: off
 # Written by hand, so that a change of the table shows: (ensembles, accepted (given, read back), refused).
 CASES: dict[str, tuple[str, list[tuple[Any, Any]], list[Any]]] = {
     "max_tokens": ("chat omni", [(1, 1), (64, 64), (64.0, 64), (2**31 - 1, 2**31 - 1)],
                    [0, -1, 2**31, 1.5, NAN, INF, True, "10", None, [1]]),
     "temperature": ("chat omni", [(0, 0.0), (0.0, 0.0), (1, 1.0), (0.7, 0.7), (2, 2.0)],
                     [-1e-9, 2.0000001, NAN, INF, -INF, True, "1", None, 10**400]),
-    "top_p": ("chat omni", [(1e-9, 1e-9), (0.5, 0.5), (1, 1.0)], [0, 0.0, -0.0, -0.1, 1.0000001, NAN, "1", False]),
+    "top_p": ("chat omni", [(1e-9, 1e-9), (0.5, 0.5), (1, 1.0)],
+              [0, 0.0, -0.0, -0.1, 1.0000001, NAN, "1", False]),
     "top_k": ("chat omni", [(0, 0), (1, 1), (40.0, 40), (1_000_000, 1_000_000)],
               [-1, 1_000_001, 0.5, NAN, True, "5"]),
     "min_p": ("chat omni", [(0, 0.0), (0.05, 0.05), (1, 1.0)], [-0.01, 1.01, NAN, "0", True]),
-    "repetition_penalty": ("chat omni", [(0.01, 0.01), (1, 1.0), (10, 10.0)], [0, -1, 10.01, NAN, INF, "1", True]),
+    "repetition_penalty": ("chat omni", [(0.01, 0.01), (1, 1.0), (10, 10.0)],
+                           [0, -1, 10.01, NAN, INF, "1", True]),
     "presence_penalty": ("chat omni", [(-2, -2.0), (0, 0.0), (2, 2.0)], [-2.01, 2.01, NAN, "0", False]),
     "frequency_penalty": ("chat omni", [(-2, -2.0), (0, 0.0), (2, 2.0)], [-2.01, 2.01, NAN, "0", False]),
-    "seed": ("chat omni speech", [(0, 0), (5.0, 5), (2**63 - 1, 2**63 - 1)], [-1, 2**63, 1e300, 0.5, NAN, True, "7"]),
+    "seed": ("chat omni speech", [(0, 0), (5.0, 5), (2**63 - 1, 2**63 - 1)],
+             [-1, 2**63, 1e300, 0.5, NAN, True, "7"]),
     "stop": ("chat omni",
              [("END", ("END",)), ("[END]", ("[END]",)), ("[", ("[",)), ('["a", "b"]', ("a", "b")),
               ('["\\u00e9"]', ("é",)), (json.dumps(["x"] * 16), ("x",) * 16), (" ", (" ",))],
@@ -47,7 +51,17 @@ CASES: dict[str, tuple[str, list[tuple[Any, Any]], list[Any]]] = {
                      ["wav", "", 16, None]),
     "stream": ("chat omni speech", [(True, True), (False, False)], [0, 1, "false", None]),
 }
-SAMPLING = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"}
+# fmt: on
+SAMPLING = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+}
 
 ACCEPTED = [(name, given, want) for name, (_, accepted, _) in CASES.items() for given, want in accepted]
 REFUSED = [(name, given) for name, (_, _, refused) in CASES.items() for given in refused]
@@ -59,7 +73,9 @@ def parse(parameters: dict[str, Any], role: Any = "omni", **more: Any) -> Option
 
 
 def test_the_cases_above_cover_the_whole_table() -> None:
-    assert {spec.name: " ".join(spec.roles) for spec in TABLE} == {name: roles for name, (roles, _, _) in CASES.items()}
+    assert {spec.name: " ".join(spec.roles) for spec in TABLE} == {
+        name: roles for name, (roles, _, _) in CASES.items()
+    }
 
 
 @pytest.mark.parametrize(("name", "given", "want"), ACCEPTED)
@@ -115,7 +131,9 @@ def test_options_of_another_ensemble_are_refused() -> None:
             with pytest.raises(InvalidArgument) as caught:
                 parse({name: accepted[0][0]}, role)
             listed = caught.value.message.removeprefix(f"option {name!r} is unknown for '{role}'; allowed: ")
-            assert listed.split(", ") == sorted(other for other, case in CASES.items() if role in case[0].split())
+            assert listed.split(", ") == sorted(
+                other for other, case in CASES.items() if role in case[0].split()
+            )
 
 
 def test_what_tritons_front_ends_add_is_not_an_option() -> None:
@@ -125,7 +143,13 @@ def test_what_tritons_front_ends_add_is_not_an_option() -> None:
 def test_defaults() -> None:
     chat = parse({}, "chat")
     assert chat == Options(sampling=Sampling(seed=99))
-    assert (chat.max_tokens, chat.stop, chat.logprobs, chat.ignore_eos, chat.tools) == (0, (), None, False, ())
+    assert (chat.max_tokens, chat.stop, chat.logprobs, chat.ignore_eos, chat.tools) == (
+        0,
+        (),
+        None,
+        False,
+        (),
+    )
     assert (chat.speech, chat.voice, chat.stream, chat.input_format) == (False, "", True, "chat")
     assert chat.sampling == Sampling(1.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, 99)
     assert parse({}, "omni") == Options(sampling=Sampling(seed=99), speech=True, voice="anna")
@@ -162,8 +186,17 @@ def test_a_server_without_voice_says_so(role: str) -> None:
 
 def test_options_survive_json() -> None:
     options = parse(
-        {"stop": '["\\ud83d\\ude00", "ß"]', "tools": '[{"a": [1, {"b": null}]}]', "logprobs": 0, "seed": 2**63 - 1,
-         "temperature": 0.1, "stream": False, "voice": "berta", "speed": 0.75, "max_tokens": 9}
+        {
+            "stop": '["\\ud83d\\ude00", "ß"]',
+            "tools": '[{"a": [1, {"b": null}]}]',
+            "logprobs": 0,
+            "seed": 2**63 - 1,
+            "temperature": 0.1,
+            "stream": False,
+            "voice": "berta",
+            "speed": 0.75,
+            "max_tokens": 9,
+        }
     )
     assert Options.from_json(json.loads(json.dumps(options.to_json()))) == options
     assert options.stop == ("😀", "ß")
@@ -189,13 +222,28 @@ def test_error_codes() -> None:
 
 
 def test_light_modules_need_neither_torch_nor_triton() -> None:
-    modules = ("options", "messages", "pools", "engine.scheduler", "engine.sequence", "deployment", "text.stops",
-               "errors", "metrics", "backend", "stages.reply", "stages.fair", "stages.loop", "stages.postprocess")
+    modules = (
+        "options",
+        "messages",
+        "pools",
+        "engine.scheduler",
+        "engine.sequence",
+        "deployment",
+        "text.stops",
+        "errors",
+        "metrics",
+        "backend",
+        "stages.reply",
+        "stages.fair",
+        "stages.loop",
+        "stages.postprocess",
+    )
     program = (
         "import importlib, sys\n"
         f"for name in {modules!r}:\n"
         "    importlib.import_module('tritone.' + name)\n"
-        "heavy = {'torch', 'transformers', 'tritonclient', 'triton_python_backend_utils'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'tritonclient', 'triton_python_backend_utils'}\n"
+        "heavy &= set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

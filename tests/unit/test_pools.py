@@ -1,4 +1,4 @@
-"""Tagged block pools: owner, readers, leases, and what a reader finds when something is not as its reference says."""
+"""Tagged block pools: owner, readers, leases, and what a reader finds when its reference does not hold."""
 
 from __future__ import annotations
 
@@ -337,7 +337,12 @@ def test_torch_sees_the_same_memory(tmp_path: Path) -> None:
 def test_memory_is_reserved_when_the_pool_is_made(tmp_path: Path) -> None:
     make(tmp_path, blocks=1000)
     assert os.stat(tmp_path / "pages.data").st_blocks * 512 >= 1000 * BYTES
-    assert {path.name for path in tmp_path.iterdir()} == {"pages.json", "pages.data", "pages.tags", "pages.leases"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "pages.json",
+        "pages.data",
+        "pages.tags",
+        "pages.leases",
+    }
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("pages.[dtl]*"))
 
 
@@ -364,7 +369,9 @@ def test_other_file_errors_keep_their_own_words(tmp_path: Path, monkeypatch: pyt
         make(tmp_path)
 
 
-def test_a_board_that_finds_no_room_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_board_that_finds_no_room_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -57,9 +57,15 @@ class Bench:
         assert self.send(session, "start", info=info) is None
 
     def end(self, session: int) -> dict[str, Any]:
-        made = self.send(session, "end", info={
-            "finish_reason": "stop", "usage": {"completion_tokens": 3}, "timings": {"queue": 0.25, "decode": 0.5}
-        })
+        made = self.send(
+            session,
+            "end",
+            info={
+                "finish_reason": "stop",
+                "usage": {"completion_tokens": 3},
+                "timings": {"queue": 0.25, "decode": 0.5},
+            },
+        )
         assert made is not None
         return made
 
@@ -77,7 +83,11 @@ def test_a_streamed_answer_is_numbered_from_zero_without_gaps(bench: Bench) -> N
     bench.start(1)
     assert bench.send(1, "text", text="안녕 ") == {"index": 0, "event": "text", "text": "안녕 "}
     assert bench.send(1, "beat") is None
-    assert bench.send(1, "audio", audio=audio(0.5, -0.5)) == {"index": 1, "event": "audio", "audio": [0.5, -0.5]}
+    assert bench.send(1, "audio", audio=audio(0.5, -0.5)) == {
+        "index": 1,
+        "event": "audio",
+        "audio": [0.5, -0.5],
+    }
     assert bench.send(1, "text", text="👩‍👧") == {"index": 2, "event": "text", "text": "👩‍👧"}
     end = bench.end(1)
     assert (end["index"], end["event"]) == (3, "end")
@@ -88,7 +98,13 @@ def test_sessions_are_numbered_apart(bench: Bench) -> None:
     bench.start(1)
     bench.start(2)
     made = [bench.send(session, "text", text=str(session)) for session in (1, 2, 1, 1, 2)]
-    assert [(part["index"], part["text"]) for part in made if part] == [(0, "1"), (0, "2"), (1, "1"), (2, "1"), (1, "2")]
+    assert [(part["index"], part["text"]) for part in made if part] == [
+        (0, "1"),
+        (0, "2"),
+        (1, "1"),
+        (2, "1"),
+        (1, "2"),
+    ]
 
 
 def test_the_end_says_usage_and_timings(bench: Bench) -> None:
@@ -127,7 +143,12 @@ def test_one_joined_answer(bench: Bench) -> None:
     assert bench.send(1, "audio", audio=audio(-1.0, 1.0)) is None
     assert bench.send(1, "beat") is None
     end = bench.end(1)
-    assert (end["index"], end["event"], end["text"], end["audio"]) == (0, "end", "안녕 👩‍👧", [0.25, -1.0, 1.0])
+    assert (end["index"], end["event"], end["text"], end["audio"]) == (
+        0,
+        "end",
+        "안녕 👩‍👧",
+        [0.25, -1.0, 1.0],
+    )
     assert end["info"]["usage"]["audio_seconds"] == 3 / 24_000
 
 
@@ -152,7 +173,7 @@ def test_joined_stream_is_the_joined_answer(bench: Bench) -> None:
             streamed += [made] if made else []
     joined = bench.end(2)
     assert "".join(part.get("text", "") for part in streamed) == joined["text"]
-    assert sum((part.get("audio", []) for part in streamed), []) == joined["audio"]
+    assert [value for part in streamed for value in part.get("audio", [])] == joined["audio"]
 
 
 def test_pcm_for_json_clients(bench: Bench) -> None:
@@ -235,4 +256,6 @@ def test_time_to_first_audio_is_observed_once(bench: Bench) -> None:
     bench.send(1, "audio", audio=audio(0.0))
     bench.send(1, "audio", audio=audio(0.0))
     observed = bench.metrics.drain()[2]
-    assert observed[("tritone_time_to_first_audio_seconds", (("stage", "postprocess"),))] == pytest.approx([2.0], abs=1.0)
+    assert observed[("tritone_time_to_first_audio_seconds", (("stage", "postprocess"),))] == pytest.approx(
+        [2.0], abs=1.0
+    )

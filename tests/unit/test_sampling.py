@@ -21,7 +21,9 @@ ROW = np.array([0.3, 2.1, -0.7, 1.9, 0.0, -3.0, 1.2, 2.0, 0.9, -1.1, 0.5, 1.0], 
 ORDER = [1, 7, 3, 6, 11, 8, 10, 0, 4, 2, 9, 5]  # likeliest first
 
 
-def sequence(sampling: Sampling, prompt: tuple[int, ...] = (1,), answer: tuple[int, ...] = (), logprobs: Any = None) -> Sequence:
+def sequence(
+    sampling: Sampling, prompt: tuple[int, ...] = (1,), answer: tuple[int, ...] = (), logprobs: Any = None
+) -> Sequence:
     made = Sequence(1, list(prompt), len(prompt), sampling, 100, logprobs=logprobs)
     for token in answer:
         made.append(token)
@@ -74,6 +76,7 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert tokens([row], [sequence(Sampling(temperature=0.0))]) == [3]
     assert set(draws(Sampling(temperature=1.0, top_k=1), 50, row)) == {3}
     assert set(draws(Sampling(temperature=1.0, top_k=2), 50, row)) == {3, 8}
+    assert set(draws(Sampling(temperature=1.0, top_k=3), 60, np.zeros(5000))) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, 11, 12, 13, 1_000_000])
@@ -96,7 +99,9 @@ def top_p_set(row: Any, temperature: float, top_p: float) -> list[int]:
     return kept
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 0.01), (1.0, 0.3), (1.0, 0.6), (0.5, 0.6), (2.0, 0.95), (1.0, 0.9999)])
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(1.0, 0.01), (1.0, 0.3), (1.0, 0.6), (0.5, 0.6), (2.0, 0.95), (1.0, 0.9999)]
+)
 def test_top_p(temperature: float, top_p: float) -> None:
     found = draws(Sampling(temperature=temperature, top_p=top_p), 1500)
     expected = np.zeros(VOCABULARY)
@@ -105,7 +110,9 @@ def test_top_p(temperature: float, top_p: float) -> None:
     assert_distribution(found, expected)
 
 
-@pytest.mark.parametrize(("temperature", "min_p"), [(1.0, 1.0), (1.0, 0.7), (1.0, 0.2), (2.0, 0.2), (1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("temperature", "min_p"), [(1.0, 1.0), (1.0, 0.7), (1.0, 0.2), (2.0, 0.2), (1.0, 0.0)]
+)
 def test_min_p(temperature: float, min_p: float) -> None:
     found = draws(Sampling(temperature=temperature, min_p=min_p), 1500)
     probabilities = softmax(ROW / temperature)
@@ -118,7 +125,11 @@ def test_the_sets_together() -> None:
     kept = ORDER[:6]
     probabilities = softmax(ROW[kept])
     before = np.cumsum(probabilities) - probabilities
-    kept = [token for token, b, p in zip(kept, before, probabilities, strict=True) if b < 0.8 and p >= 0.45 * probabilities[0]]
+    kept = [
+        token
+        for token, b, p in zip(kept, before, probabilities, strict=True)
+        if b < 0.8 and p >= 0.45 * probabilities[0]
+    ]
     expected = np.zeros(VOCABULARY)
     expected[kept] = softmax(ROW[kept])
     assert 2 <= len(kept) < 6
@@ -164,7 +175,8 @@ def test_same_seed_same_tokens_alone_and_in_any_batch(seed: int) -> None:
     random = np.random.default_rng(5)
     rows = random.normal(size=(20, VOCABULARY)).astype(np.float32)
     ours = Sampling(temperature=1.3, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.3, seed=seed)
-    alone, answer = [], []
+    alone: list[int] = []
+    answer: list[int] = []
     for row in rows:
         alone += tokens([row], [sequence(ours, (1, 2), tuple(answer))])
         answer.append(alone[-1])
@@ -173,7 +185,9 @@ def test_same_seed_same_tokens_alone_and_in_any_batch(seed: int) -> None:
         width = int(random.integers(1, 16))
         place = int(random.integers(0, width))
         batch = random.normal(size=(width, VOCABULARY)).astype(np.float32)
-        others = [sequence(Sampling(temperature=float(t), seed=int(t * 100))) for t in random.uniform(0, 2, width)]
+        others = [
+            sequence(Sampling(temperature=float(t), seed=int(t * 100))) for t in random.uniform(0, 2, width)
+        ]
         batch[place], others[place] = row, sequence(ours, (1, 2), tuple(batched))
         batched.append(tokens(batch, others)[place])
     assert batched == alone
@@ -255,7 +269,9 @@ def test_a_row_that_is_not_finite_fails_alone(bad: str, temperature: float) -> N
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 12])
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.5, repetition_penalty=2.0, seed=8)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=0.0), Sampling(temperature=0.5, repetition_penalty=2.0, seed=8)]
+)
 def test_logprobs_are_the_models_own(count: int, sampling: Sampling) -> None:
     (info,) = choose(torch.tensor(ROW[None]), [sequence(sampling, PROMPT, ANSWER, logprobs=count)])
     assert isinstance(info, TokenInfo) and info.logprob is not None
@@ -269,7 +285,9 @@ def test_logprobs_are_the_models_own(count: int, sampling: Sampling) -> None:
 def test_a_certain_tokens_logprob_is_not_above_zero() -> None:
     row = np.full(VOCABULARY, -200.0)
     row[4] = 200.0
-    (info,) = choose(torch.tensor(row[None], dtype=torch.float32), [sequence(Sampling(temperature=0.0), logprobs=2)])
+    (info,) = choose(
+        torch.tensor(row[None], dtype=torch.float32), [sequence(Sampling(temperature=0.0), logprobs=2)]
+    )
     assert isinstance(info, TokenInfo)
     assert info.logprob == 0
     assert info.top[1][1] == pytest.approx(-400)

@@ -1,4 +1,4 @@
-"""The scheduler against a model that only exists as a rule: its pages hold token ids, so a wrong page is a wrong token."""
+"""The scheduler, with a rule for a model: its pages hold token ids, so a wrong page is a wrong token."""
 
 from __future__ import annotations
 
@@ -222,7 +222,9 @@ def test_decodes_come_first_and_chunks_share_the_rest() -> None:
     machine.add(sequence(2, [6] * 20, 5))
     machine.add(sequence(3, [7] * 20, 5))
     plans = [machine.step() for _ in range(3)]
-    planned = [([s.session for s in plan.decodes], [(s.session, n) for s, n in plan.chunks]) for plan in plans]
+    planned = [
+        ([s.session for s in plan.decodes], [(s.session, n) for s, n in plan.chunks]) for plan in plans
+    ]
     assert planned == [([1], [(2, 15)]), ([1], [(2, 5), (3, 10)]), ([1, 2], [(3, 10)])]
 
 

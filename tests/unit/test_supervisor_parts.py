@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tritone.supervisor import resolve
 from tritone.supervisor.backend_directory import build_backend_directory
 from tritone.supervisor.installation import PROJECT, Installation
 from tritone.supervisor.log import failure_reason, loaded_models
+from tritone.supervisor.orphans import SHARED_MEMORY, end_processes, processes_of
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
 
@@ -70,6 +72,26 @@ def test_run_directory_of_a_killed_supervisor_is_removed(tmp_path: Path) -> None
     (left,) = tmp_path.iterdir()
     assert remove_stale(tmp_path) == [left]
     assert not left.exists()
+
+
+def test_a_stage_that_outlives_its_server_is_ended(tmp_path: Path) -> None:
+    run = tmp_path / "tritone-1-abc"
+    run.mkdir()
+    region = SHARED_MEMORY / f"triton_test_backend_shm_region_{os.getpid()}"
+    region.write_text("")
+    arguments = ["/wheel/triton_python_backend_stub", "-Ec", "import time; time.sleep(60)", region.name]
+
+    def start(directory: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(arguments, executable=sys.executable, env={"TRITONE_RUN": str(directory)})
+
+    with start(run) as orphan, start(tmp_path / "tritone-1-abcd") as another:
+        deadline = time.monotonic() + 5
+        while processes_of(run) != [orphan.pid] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert end_processes(run, grace=0) == [orphan.pid]
+        assert orphan.wait(5) == -signal.SIGKILL and not region.exists()
+        assert another.poll() is None
+        another.kill()
 
 
 def test_a_directory_whose_lock_is_yet_to_come_is_left_alone(tmp_path: Path) -> None:

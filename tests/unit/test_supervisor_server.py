@@ -17,9 +17,11 @@ from tritone.client import Client, RequestError
 from tritone.deployment import Deployment
 from tritone.supervisor import Server, StartError
 from tritone.supervisor.installation import PROJECT
+from tritone.supervisor.orphans import processes_of
 from tritone.supervisor.run_directory import SHARED_MEMORY, remove_stale
 
 MODEL = """
+    import itertools
     import numpy as np
     import triton_python_backend_utils as pb_utils
 
@@ -41,9 +43,8 @@ MODEL = """
             for request in requests:
                 sender = request.get_response_sender()
                 text = pb_utils.get_input_tensor_by_name(request, "messages").as_numpy()[0].decode()
-                for event, value in (("text", text), ("text", self.name), ("end", "")):
-                    if event == "end" and text == "hang":
-                        import time; time.sleep(600)
+                answers = [("text", text), ("text", self.name), ("end", "")]
+                for event, value in itertools.repeat(answers[0]) if text == "flood" else answers:
                     sender.send(pb_utils.InferenceResponse([
                         pb_utils.Tensor("event", np.array([event.encode()], dtype=object)),
                         pb_utils.Tensor("text", np.array([value.encode()], dtype=object)),
@@ -124,7 +125,7 @@ def test_a_failed_start_gives_the_models_own_reason(folder: Path) -> None:
 
 
 def test_a_killed_server_ends_its_streams(server: Server) -> None:
-    with Client(server.grpc_url) as client, client.chat("hang", model="tritonetest") as stream:
+    with Client(server.grpc_url) as client, client.chat("flood", model="tritonetest") as stream:
         next(stream)
         os.kill(server.pid, signal.SIGKILL)
         began = time.monotonic()
@@ -137,7 +138,8 @@ def test_a_killed_server_ends_its_streams(server: Server) -> None:
     assert not regions(), "a stage that hangs is killed and its shared memory removed"
 
 
-def test_a_killed_supervisor_takes_the_server_with_it(folder: Path) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_killed_supervisor_takes_the_server_with_it(folder: Path, busy: bool) -> None:
     code = f"""
         import sys, threading
         from pathlib import Path
@@ -148,18 +150,28 @@ def test_a_killed_supervisor_takes_the_server_with_it(folder: Path) -> None:
         starter = threading.Thread(target=server.start)
         starter.start()
         starter.join()
-        print(server.pid, server.run_directory, flush=True)
+        print(server.pid, server.grpc_url, server.run_directory, flush=True)
         sys.stdin.read()
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
-        pid, run = supervisor.stdout.readline().split()
+        pid, url, run = supervisor.stdout.readline().split()
         time.sleep(0.3)
         assert Path(f"/proc/{pid}").exists()
-        supervisor.kill()
+        with Client(url) as client:
+            # A stage whose server is killed while it sends hangs; an idle one ends by itself.
+            stream = client.chat("flood", model="tritonetest") if busy else None
+            if stream is not None:
+                next(stream)
+            supervisor.kill()
+            supervisor.wait()
     deadline = time.monotonic() + 10
-    while (Path(f"/proc/{pid}").exists() or regions()) and time.monotonic() < deadline:
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists() and not regions()
-    assert Path(run) in remove_stale()
+    assert not Path(f"/proc/{pid}").exists()
+    time.sleep(2)
+    assert busy or not processes_of(Path(run))
+    assert Path(run) in remove_stale(), "as the next start does"
+    time.sleep(0.2)
+    assert not processes_of(Path(run)) and not regions()

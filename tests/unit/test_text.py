@@ -49,7 +49,19 @@ def test_joined_pieces_are_the_text(text: str, by_byte: bool) -> None:
 def test_characters_come_whole_and_at_once() -> None:
     tokenizer = byte_level_tokenizer()
     assert stream(tokenizer, tokens_of_bytes("a한b".encode())) == ["a", "", "", "한", "b"]
-    assert stream(tokenizer, tokens_of_bytes("👩‍👧".encode())) == ["", "", "", "👩", "", "", "\u200d", "", "", "", "👧"]
+    assert stream(tokenizer, tokens_of_bytes("👩‍👧".encode())) == [
+        "",
+        "",
+        "",
+        "👩",
+        "",
+        "",
+        "\u200d",
+        "",
+        "",
+        "",
+        "👧",
+    ]
 
 
 def test_text_is_not_held_back_without_need() -> None:
@@ -58,10 +70,21 @@ def test_text_is_not_held_back_without_need() -> None:
     assert stream(tokenizer, tokens) == [tokenizer.decode([token]) for token in tokens]
 
 
-@pytest.mark.parametrize("data", [
-    b"a\xff\xfeb", b"\x80.", b"\xe2\x82.", b"\xf0\x9f\x98x", b"\xc3\xc3\xa9.", b"\xed\xa0\x80.",
-    b"\xf0\x9f\xf0\x9f\x98\x80.", b"\xff" * 20 + b".", b"ok \xe2\x28\xa1 ok", "\ufffd.".encode(),
-])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"a\xff\xfeb",
+        b"\x80.",
+        b"\xe2\x82.",
+        b"\xf0\x9f\x98x",
+        b"\xc3\xc3\xa9.",
+        b"\xed\xa0\x80.",
+        b"\xf0\x9f\xf0\x9f\x98\x80.",
+        b"\xff" * 20 + b".",
+        b"ok \xe2\x28\xa1 ok",
+        "\ufffd.".encode(),
+    ],
+)
 def test_bytes_that_are_no_character_leave_no_trace(data: bytes) -> None:
     pieces = stream(byte_level_tokenizer(), tokens_of_bytes(data))
     assert "".join(pieces) == well_formed(data)
@@ -98,7 +121,9 @@ def byte_fallback_tokenizer() -> Tokenizer:
     """As in Llama 2 and Mistral: rare bytes are tokens like <0x0A>, beside ordinary pieces."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "x": 257, "▁y": 258}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return tokenizer
 
 

@@ -26,9 +26,10 @@ from tritone.supervisor.installation import (
     libpython_name,
     python_version,
 )
+from tritone.supervisor.orphans import SHARED_MEMORY
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.resolve import cpu_flags, has_bfloat16, usable_cores
-from tritone.supervisor.run_directory import SHARED_MEMORY, STUB_BYTES, check_shared_memory
+from tritone.supervisor.run_directory import STUB_BYTES, check_shared_memory
 
 PYTHONS = ((3, 10), (3, 13))
 MEMORY = 3 << 30
@@ -139,7 +140,7 @@ def _shared_memory(deployment: Deployment) -> Check:
 
 def pool_bytes(deployment: Deployment) -> int | None:
     """What the pools take; None while the checkpoint is not there."""
-    from tritone.stages.build import required_shared_memory
+    from tritone.sizes import required_shared_memory
     from tritone.supervisor import resolve_deployment
 
     cache = default_cache()

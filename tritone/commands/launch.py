@@ -14,6 +14,7 @@ from tritone.checkpoints import Progress, default_cache
 from tritone.commands.terminal import ProgressLine
 from tritone.deployment import Deployment
 from tritone.errors import bad
+from tritone.sizes import required_shared_memory
 from tritone.supervisor import Server, resolve_deployment
 from tritone.supervisor.installation import PROJECT
 from tritone.supervisor.server import START_SECONDS
@@ -52,8 +53,6 @@ def read_deployment(arguments: argparse.Namespace) -> Deployment:
 
 def make_server(deployment: Deployment, progress: Progress) -> Server:
     """Resolves the deployment and gives its server, not yet started."""
-    from tritone.stages.build import required_shared_memory
-
     cache = default_cache()
     resolved = resolve_deployment(deployment, cache, progress)
     return Server(resolved, cache=cache, shared_memory=required_shared_memory, progress=progress)

@@ -49,7 +49,11 @@ class WaveFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        if error is not None and not self.samples:
+            self._file.close()
+            self._work.unlink(missing_ok=True)
+        else:
+            self.close()
 
 
 def to_pcm16(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:

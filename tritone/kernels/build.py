@@ -9,12 +9,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi", "-Wno-unknown-pragmas")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
-INSTRUCTION_SETS = {
+INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx512": _AVX512,
@@ -41,16 +43,18 @@ def find_compiler() -> str:
     raise BuildError("no C compiler (cc, gcc or clang) found; install one, for example: apt-get install gcc libc6-dev")
 
 
-def build_library() -> Path:
-    """The shared library with every instruction set that the compiler can make for this machine's architecture.
+def build_library(instruction_sets: Iterable[str] = tuple(INSTRUCTION_SETS)) -> Path:
+    """The shared library with those of the instruction sets that the compiler can make for this architecture.
 
     Safe to call from several processes at once: each builds under a private name and renames it into place.
     """
     compiler = find_compiler()
-    wanted = INSTRUCTION_SETS if platform.machine() in ("x86_64", "AMD64") else {"plain": ()}
+    if platform.machine() not in ("x86_64", "AMD64"):
+        instruction_sets = ("plain",)
+    wanted = {name: INSTRUCTION_SETS[name] for name in instruction_sets}
     openmp = _openmp_options()
     digest = hashlib.sha256(repr((compiler, FLAGS, wanted, openmp, platform.machine())).encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + source.read_bytes())
     target = cache_folder() / f"kernels-{digest.hexdigest()[:20]}.so"
     if target.exists():
@@ -67,24 +71,30 @@ def build_library() -> Path:
 
 def _compile(compiler: list[str], wanted: dict[str, tuple[str, ...]], openmp: list[list[str]], folder: Path) -> Path:
     target = folder / "kernels.so"
-    problem = ""
-    for parallel in ([*openmp, []] if openmp else [[]]):
-        threading = ["-fopenmp"] if parallel else []
-        objects = [_object(compiler, "isa.c", folder / "isa.o", [])]
-        for name, options in wanted.items():
-            made = folder / f"{name}.o"
-            try:
-                objects.append(_object(compiler, "kernels.c", made, [*threading, *options, f"-DTRITONE_SUFFIX=_{name}"]))
-            except BuildError as error:
-                problem = str(error)
-        if len(objects) == 1:
-            continue
+    threading = ["-fopenmp"] if openmp else []
+
+    def compiled(name: str) -> Path | BuildError:
         try:
-            _run([*compiler, "-shared", "-o", str(target), *map(str, objects), *parallel, "-lm"])
-            return target
+            options = [*threading, *wanted[name], f"-DTRITONE_SUFFIX=_{name}"]
+            return _object(compiler, "kernels.c", folder / f"{name}.o", options)
         except BuildError as error:
-            problem = str(error)
-    raise BuildError(problem)
+            return error
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = list(pool.map(compiled, wanted))
+    objects = [path for path in made if isinstance(path, Path)]
+    problems = [str(error) for error in made if isinstance(error, BuildError)]
+    if objects:
+        objects.append(_object(compiler, "isa.c", folder / "isa.o", []))
+        for runtime in openmp or [[]]:
+            try:
+                _run([*compiler, "-shared", "-o", str(target), *map(str, objects), *runtime, "-lm"])
+                return target
+            except BuildError as error:
+                problems.append(str(error))
+    if openmp:
+        return _compile(compiler, wanted, [], folder)
+    raise BuildError(problems[-1])
 
 
 def _openmp_options() -> list[list[str]]:

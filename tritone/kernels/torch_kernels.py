@@ -34,14 +34,15 @@ class TorchKernels:
         for name, index, limit in (("slots", slots, pages * page_size), ("positions", positions, rope.cos.shape[0])):
             if int(index.min()) < 0 or int(index.max()) >= limit:
                 raise IndexError(f"{name}: a value is outside the {limit} allowed")
-        q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        heads = qkv.shape[1] - 2 * kv_heads
+        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         if norm is not None:
             q.copy_(rms_norm(q, norm.q, norm.eps))
             k.copy_(rms_norm(k, norm.k, norm.eps))
         cos, sin = rope.cos[positions.long()].unsqueeze(1), rope.sin[positions.long()].unsqueeze(1)
-        for heads in (q, k):
-            a, b = heads.float().chunk(2, dim=-1)
-            heads.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
+        for x in (q, k):
+            a, b = x.float().chunk(2, dim=-1)
+            x.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
         page, offset = slots // page_size, slots % page_size
         kv[page, layer, 0, :, offset] = k.to(kv.dtype)
         kv[page, layer, 1, :, offset] = v.to(kv.dtype)
@@ -79,7 +80,7 @@ class TorchKernels:
 
     def pack(self, weight: Tensor) -> PackedWeight:
         data = torch.ops.mkldnn._reorder_linear_weight(weight) if _takes_onednn(weight) else weight
-        return PackedWeight(data, *weight.shape, dtype=weight.dtype)
+        return PackedWeight(data, weight.shape[0], weight.shape[1], weight.dtype)
 
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
         if not weight.data.is_mkldnn:
@@ -94,7 +95,7 @@ class TorchKernels:
 
 
 def _takes_onednn(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

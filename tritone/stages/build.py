@@ -9,7 +9,7 @@ from tritone.deployment import Deployment, EngineStage
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, Views
 from tritone.pools.pool import torch_view
-from tritone.stages.hidden import ROWS
+from tritone.sizes import HIDDEN_ROWS, ITEM_SIZES, page_count
 
 if TYPE_CHECKING:
     from tritone.engine.engine import Engine
@@ -18,24 +18,6 @@ if TYPE_CHECKING:
     from tritone.stages.prefill import PrefillStage
     from tritone.stages.talker import TalkerStage
     from tritone.stages.voicebox import VoiceBoxStage
-
-ITEM_SIZES = {"float32": 4, "bfloat16": 2}
-
-
-def required_shared_memory(deployment: Deployment) -> int:
-    """Bytes of /dev/shm that the pools of a resolved deployment take."""
-    from tritone.models.decoder import DecoderConfig
-
-    config = DecoderConfig.from_directory(deployment.checkpoint)
-    total = 0
-    for part in (deployment.prefill, deployment.decode):
-        itemsize = ITEM_SIZES[part.dtype]
-        page = itemsize * 2 * config.layers * config.kv_heads * config.head_dim * deployment.page_size
-        total += part.pool_tokens // deployment.page_size * page
-        if deployment.voice:
-            total += deployment.talker.hidden_blocks * ROWS * config.hidden_size * itemsize
-    return total
-
 
 def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> PrefillStage:
     from tritone.stages.prefill import PrefillStage
@@ -107,11 +89,11 @@ def build_engine(
     config: DecoderConfig = model.config
     itemsize = ITEM_SIZES[part.dtype]
     shape = config.page_shape(deployment.page_size)
-    pages = BlockPool(directory, f"{name}_pages", part.pool_tokens // deployment.page_size, shape, part.dtype, itemsize)
+    pages = BlockPool(directory, f"{name}_pages", page_count(deployment, part), shape, part.dtype, itemsize)
     hidden = None
     if deployment.voice:
         blocks = deployment.talker.hidden_blocks
-        hidden = BlockPool(directory, f"{name}_hidden", blocks, (ROWS, config.hidden_size), part.dtype, itemsize)
+        hidden = BlockPool(directory, f"{name}_hidden", blocks, (HIDDEN_ROWS, config.hidden_size), part.dtype, itemsize)
     scheduler = Scheduler(pages, deployment.page_size, part.max_sequences, part.max_batch_tokens)
     kv: torch.Tensor = torch_view(pages.data, part.dtype, shape)
     return Engine(model, kv, scheduler), pages, hidden

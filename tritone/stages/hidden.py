@@ -7,13 +7,11 @@ import torch
 from tritone.messages import BlockRefs
 from tritone.pools import BlockPool
 from tritone.pools.pool import torch_view
-
-ROWS = 8
-"""Hidden states one block holds; an event of more tokens refers to several blocks."""
+from tritone.sizes import HIDDEN_ROWS
 
 
 class HiddenWriter:
-    """Writes rows [hidden] of one event into blocks [ROWS, hidden] and lends them to the Talker."""
+    """Writes rows [hidden] of one event into blocks [HIDDEN_ROWS, hidden] and lends them to the Talker."""
 
     def __init__(self, pool: BlockPool, lease_seconds: float) -> None:
         self._pool = pool
@@ -22,13 +20,13 @@ class HiddenWriter:
 
     def lend(self, rows: list[torch.Tensor]) -> tuple[BlockRefs, ...]:
         """References to ``rows`` in order; raises :class:`PoolExhausted` with nothing taken."""
-        needed = -(-len(rows) // ROWS)
+        needed = -(-len(rows) // HIDDEN_ROWS)
         if needed > self._pool.available:
             self._pool.collect()
         blocks = self._pool.allocate(needed)
         refs = []
         for number, block in enumerate(blocks):
-            part = torch.stack(rows[number * ROWS : (number + 1) * ROWS])
+            part = torch.stack(rows[number * HIDDEN_ROWS : (number + 1) * HIDDEN_ROWS])
             self._blocks[block, : len(part)] = part
             refs.append(self._pool.lend([block], self._lease_seconds))
         return tuple(refs)

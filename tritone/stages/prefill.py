@@ -15,6 +15,7 @@ from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted
 from tritone.pools.pool import torch_view
 from tritone.stages.loop import EngineLoop
+from tritone.stages.outbox import Outbox
 from tritone.stages.reply import Reply
 
 BEAT_SECONDS = 0.2
@@ -56,6 +57,8 @@ class PrefillStage:
         self._max_queue = max_queue
         self._lease_seconds = lease_seconds
         self._jobs: dict[int, tuple[_Job, Sequence]] = {}
+        # Beats come from there: a step may take longer than a client that left should wait.
+        self._outbox = Outbox("prefill-out", self._beat, BEAT_SECONDS)
         self._loop = EngineLoop(self, "prefill")
 
     def submit(self, request: GenerateRequest, reply: Reply[Prefilled]) -> None:
@@ -66,6 +69,7 @@ class PrefillStage:
 
     def stop(self) -> None:
         self._loop.stop()
+        self._outbox.stop()
 
     def _add(self, job: _Job) -> None:
         if len(self._scheduler.waiting) >= self._max_queue:
@@ -109,9 +113,6 @@ class PrefillStage:
                 del self._jobs[session]
                 self._scheduler.remove(sequence)
                 self._answer(job, failure=Failure("cancelled"))
-            elif now - job.beat >= BEAT_SECONDS:
-                job.beat = now
-                job.reply.send(Prefilled(None, session))
         self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting))
         self._metrics.gauge("tritone_running_requests", len(self._scheduler.running))
         self._metrics.gauges("tritone_pages", self._pages.gauges())
@@ -158,6 +159,14 @@ class PrefillStage:
     def _answer(self, job: _Job, *, handoff: Handoff | None = None, failure: Failure | None = None) -> None:
         if failure is not None:
             self._metrics.count("tritone_requests_total", outcome=failure.kind)
-        job.reply.send(Prefilled(job.request, job.request.session, handoff, failure), last=True)
+        self._outbox.put(job.reply, Prefilled(job.request, job.request.session, handoff, failure), last=True)
+
+    def _beat(self) -> None:
+        """Called by the outbox. A job leaves ``_jobs`` before its answer is put there, so no beat comes after it."""
+        now = time.monotonic()
+        for job, _ in list(self._jobs.values()):
+            if now - job.beat >= BEAT_SECONDS:
+                job.beat = now
+                job.reply.send(Prefilled(None, job.request.session))
 
 

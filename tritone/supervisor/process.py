@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-GRACE_SECONDS = 5.0
-SHARED_MEMORY = Path("/dev/shm")
-STUB_REGION = re.compile(r"triton_\w+_backend_shm_region_[\w-]+")
 
 
 class ChildProcess:
-    """A child in a process group of its own (Ctrl-C in the terminal reaches the supervisor alone).
+    """A child in a session of its own (Ctrl-C in the terminal reaches the supervisor alone).
 
     The kernel sends a parent-death signal when the *thread* that forked ends, so the child is started by a thread that
     lives exactly as long as the child: it waits for it.
@@ -77,20 +72,11 @@ class ChildProcess:
         return self.exit_code
 
     def stop(self, timeout: float) -> int:
-        """SIGTERM; after ``timeout`` seconds SIGKILL. Returns the exit code, with no process of the group left."""
+        """SIGTERM; after ``timeout`` seconds SIGKILL. Returns the exit code."""
         self._signal(signal.SIGTERM)
         if self.wait(timeout) is None:
             self._signal(signal.SIGKILL)
             self._ended.wait()
-        # The stages' processes outlive a killed server for moments: they see it and remove their shared memory.
-        deadline = time.monotonic() + GRACE_SECONDS
-        while _group_exists(self.pid) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if _group_exists(self.pid):
-            regions = _stub_regions(self.pid)
-            _signal_group(self.pid, signal.SIGKILL)
-            for region in regions:
-                region.unlink(missing_ok=True)
         code = self.exit_code
         assert code is not None
         return code
@@ -116,32 +102,3 @@ def _die_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return set_signal
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def _group_exists(pid: int) -> bool:
-    try:
-        os.killpg(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-def _stub_regions(group: int) -> list[Path]:
-    """The shared-memory regions of Triton's stubs in this process group: named in their arguments."""
-    regions = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getpgid(int(process.name)) != group:
-                continue
-            arguments = (process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
-        except OSError:
-            continue
-        regions += [SHARED_MEMORY / word for word in arguments if STUB_REGION.fullmatch(word)]
-    return regions

@@ -13,8 +13,8 @@ from types import TracebackType
 
 from tritone.deployment import RESOLVED, Deployment
 from tritone.errors import TritoneError
+from tritone.supervisor.orphans import SHARED_MEMORY, end_processes
 
-SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "tritone-"
 LOCK = "supervisor.lock"
 YOUNG_SECONDS = 60.0
@@ -56,10 +56,11 @@ class RunDirectory:
 
 
 def remove_stale(root: Path = SHARED_MEMORY) -> list[Path]:
-    """Removes run directories whose supervisor is gone (killed, or out of memory) and returns them."""
+    """Removes what supervisors that were killed have left: stage processes that hang and run directories, which it returns."""
     removed = []
     for path in root.glob(f"{PREFIX}*-*"):
         if path.is_dir() and not path.is_symlink() and _is_stale(path):
+            end_processes(path, grace=0)
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
     return removed

@@ -17,11 +17,14 @@ from tritone.errors import TritoneError
 from tritone.supervisor.backend_directory import build_backend_directory
 from tritone.supervisor.installation import PROJECT, Installation, libpython_directory
 from tritone.supervisor.log import failure_reason, loaded_models
+from tritone.supervisor.orphans import end_processes
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.process import ChildProcess
 from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
 
 START_SECONDS = 300.0
+GRACE_SECONDS = 3.0
+"""A stage process sees the end of a killed server within a second, unless it hangs."""
 KEPT_LOGS = 20
 POLL_SECONDS = 0.1
 STAGE_ENVIRONMENT = {
@@ -180,6 +183,7 @@ class Server:
         finally:
             self._child = None
             if self._run is not None:
+                end_processes(self._run.path, GRACE_SECONDS)
                 self._run.remove()
                 self._run = None
 

@@ -16,7 +16,7 @@
 #define TILE 16
 #define PARTITION 512 /* keys; a multiple of TILE and of every page size */
 #define ROWS_PER_BLOCK 24 /* about; one token's group if that is larger */
-#define FETCH_AHEAD (2 * TILE)
+#define FETCH_AHEAD (3 * TILE)
 #define STATS LANES /* room behind a result row: [0] the largest score, [1] the sum of the weights */
 
 struct attention {
@@ -41,11 +41,12 @@ INLINE const char *tile_at(const struct attention *a, const int32_t *pages, int6
   return a->kv + at * type_size(a->kv_type);
 }
 
-/* The hardware does not look past a 4 KiB page, and neighbouring tiles often lie in different ones. Into the second cache:
- * the first can wait for too few lines at a time. */
-INLINE void fetch_tile(const struct attention *a, const char *at) {
+/* Asks for share `part` of `parts` of a tile. The hardware does not look past a 4 KiB page and neighbouring tiles often lie
+ * in different ones; the shares are spread over the work on an earlier tile, since only so many lines can be waited for. */
+INLINE void fetch_tile(const struct attention *a, const char *at, int64_t part, int64_t parts) {
+  const int64_t bytes = TILE * a->dim * type_size(a->kv_type);
   if (!at) return;
-  for (int64_t i = 0; i < TILE * a->dim * type_size(a->kv_type); i += 64) __builtin_prefetch(at + i, 0, 2);
+  for (int64_t i = bytes * part / parts & -64; i < bytes * (part + 1) / parts; i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
 /* Sixteen keys or values as float rows [TILE, padded]; rows past `keys` and lanes past the head are zero. */
@@ -90,36 +91,43 @@ INLINE vf dots_bf16(const char *query, const char *keys, int64_t dim) {
 
 /* acc [R, pitch] += weights [R, PARTITION] (first TILE of each) times rows [TILE, width of `type`]. */
 INLINE void add_weighted(float *restrict acc, const float *restrict weights, const char *restrict rows, int64_t padded,
-                         int type, const int R, const int V) {
+                         int type, const char *ahead, const int R, const int V) {
   const int64_t pitch = padded + STATS, row = padded * type_size(type);
   vf sum[4][4];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) sum[r][v] = load16(acc + r * pitch, v * LANES, TYPE_F32);
-  for (int t = 0; t < TILE; t++)
+  for (int t = 0; t < TILE; t++) {
+    if (ahead)
+      for (int64_t i = 0; i < V * LANES * type_size(type); i += 64) __builtin_prefetch(ahead + t * row + i, 0, 2);
     for (int v = 0; v < V; v++) {
       vf x = load16(rows + t * row, v * LANES, type);
       for (int r = 0; r < R; r++) sum[r][v] += x * weights[r * PARTITION + t];
     }
+  }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) store16(acc + r * pitch, v * LANES, sum[r][v], TYPE_F32);
 }
 
-INLINE void add_weighted_rows(float *acc, const float *weights, const char *rows, int64_t padded, int type, const int R) {
-  int64_t i = 0;
+INLINE void add_weighted_rows(float *acc, const float *weights, const char *rows, int64_t padded, int type,
+                              const char *ahead, const int R) {
+  int64_t i = 0, size = type_size(type);
   for (; i + 4 * LANES <= padded; i += 4 * LANES)
-    add_weighted(acc + i, weights, rows + i * type_size(type), padded, type, R, 4);
-  for (; i < padded; i += LANES) add_weighted(acc + i, weights, rows + i * type_size(type), padded, type, R, 1);
+    add_weighted(acc + i, weights, rows + i * size, padded, type, ahead ? ahead + i * size : 0, R, 4);
+  for (; i < padded; i += LANES)
+    add_weighted(acc + i, weights, rows + i * size, padded, type, ahead ? ahead + i * size : 0, R, 1);
 }
 
-INLINE void add_tile(float *result, const float *weights, const char *values, int64_t padded, int type, int64_t rows) {
+/* `ahead`, if not null, is a tile of the same shape that is wanted soon. */
+INLINE void add_tile(float *result, const float *weights, const char *values, int64_t padded, int type, const char *ahead,
+                     int64_t rows) {
   const int64_t pitch = padded + STATS;
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4)
-    add_weighted_rows(result + r * pitch, weights + r * PARTITION, values, padded, type, 4);
+    add_weighted_rows(result + r * pitch, weights + r * PARTITION, values, padded, type, r ? 0 : ahead, 4);
   result += r * pitch, weights += r * PARTITION;
-  if (rows - r == 3) add_weighted_rows(result, weights, values, padded, type, 3);
-  if (rows - r == 2) add_weighted_rows(result, weights, values, padded, type, 2);
-  if (rows - r == 1) add_weighted_rows(result, weights, values, padded, type, 1);
+  if (rows - r == 3) add_weighted_rows(result, weights, values, padded, type, r ? 0 : ahead, 3);
+  if (rows - r == 2) add_weighted_rows(result, weights, values, padded, type, r ? 0 : ahead, 2);
+  if (rows - r == 1) add_weighted_rows(result, weights, values, padded, type, r ? 0 : ahead, 1);
 }
 
 /* Scores [PARTITION] of one row become weights; `seen` of `span` keys count. Gives the largest score and the sum. */
@@ -138,14 +146,17 @@ INLINE void soften(float *scores, int64_t seen, int64_t span, float scale, float
   stats[1] = lane_sum(total);
 }
 
-/* One item: fills, for each row, `padded` weighted sums and the two statistics. */
+/* One item: fills, for each row, `padded` weighted sums and the two statistics. `next` (or null) and `next_head` tell
+ * whose first keys to fetch at the end. */
 static void attend(const struct attention *a, const struct block *b, int64_t head, int64_t partition, float *result,
-                   float *scratch) {
+                   float *scratch, const struct block *next, int64_t next_head) {
   const int64_t padded = a->padded, rows = b->tokens * a->group;
   const int64_t begin = partition * PARTITION, last = b->context + b->tokens - 1;
   const int64_t end = last < begin + PARTITION ? last : begin + PARTITION, span = (end - begin + TILE - 1) / TILE * TILE;
   float *queries = scratch, *wide = queries + rows * padded, *scores = wide + TILE * padded;
   const int32_t *pages = a->page_table + b->sequence * a->max_pages;
+  const int32_t *next_pages = next ? a->page_table + next->sequence * a->max_pages : 0;
+  const int64_t next_end = next ? next->context + next->tokens - 1 : 0;
   const char *q[rows];
 
   for (int64_t r = 0; r < rows; r++) {
@@ -159,19 +170,23 @@ static void attend(const struct attention *a, const struct block *b, int64_t hea
   }
   for (int64_t key = begin; key < end; key += TILE) {
     const char *at = tile_at(a, pages, head, key, end, 0);
-    fetch_tile(a, tile_at(a, pages, head, key + FETCH_AHEAD, end, 0));
+    const char *ahead = tile_at(a, pages, head, key + FETCH_AHEAD, end, 0);
+    if (!ahead) ahead = tile_at(a, pages, head, key + FETCH_AHEAD - span, end, 1);
     float *score = scores + key - begin;
     if (a->pairs) {
-      for (int64_t r = 0; r < rows; r++) store16(score, r * PARTITION, dots_bf16(q[r], at, a->dim), TYPE_F32);
+      for (int64_t r = 0; r < rows; r++) {
+        fetch_tile(a, ahead, r, rows);
+        store16(score, r * PARTITION, dots_bf16(q[r], at, a->dim), TYPE_F32);
+      }
       continue;
     }
     const float *k = (const float *)at;
     if (a->kv_type != TYPE_F32 || a->dim != padded) widen_tile(a, at, TILE, wide), k = wide;
-    for (int64_t r = 0; r < rows; r++)
+    for (int64_t r = 0; r < rows; r++) {
+      fetch_tile(a, ahead, r, rows);
       store16(score, r * PARTITION, dots_float(queries + r * padded, k, padded), TYPE_F32);
+    }
   }
-  fetch_tile(a, tile_at(a, pages, head, begin, end, 1));
-  fetch_tile(a, tile_at(a, pages, head, begin + TILE, end, 1));
   for (int64_t r = 0; r < rows; r++) {
     float *out = result + r * (padded + STATS);
     int64_t seen = b->context + r / a->group - begin;
@@ -180,15 +195,18 @@ static void attend(const struct attention *a, const struct block *b, int64_t hea
   }
   for (int64_t key = begin; key < end; key += TILE) {
     const char *at = tile_at(a, pages, head, key, end, 1);
-    fetch_tile(a, tile_at(a, pages, head, key + FETCH_AHEAD, end, 1));
+    const char *ahead = tile_at(a, pages, head, key + FETCH_AHEAD, end, 1);
+    if (!ahead && end < last) ahead = tile_at(a, pages, head, key + FETCH_AHEAD, last, 0);
+    if (!ahead && next) ahead = tile_at(a, next_pages, next_head, key + FETCH_AHEAD - span - begin, next_end, 0);
     const float *weights = scores + key - begin;
     if (end - key >= TILE && a->dim == padded && (a->kv_type == TYPE_F32 || rows <= 4)) {
-      if (a->kv_type == TYPE_F32) add_tile(result, weights, at, padded, TYPE_F32, rows);
-      else add_tile(result, weights, at, padded, TYPE_BF16, rows);
+      if (a->kv_type == TYPE_F32) add_tile(result, weights, at, padded, TYPE_F32, ahead, rows);
+      else add_tile(result, weights, at, padded, TYPE_BF16, ahead, rows);
     } else {
       /* a weight of zero does not undo an infinity left in an unused slot, so those rows are zeroed here */
+      fetch_tile(a, ahead, 0, 1);
       widen_tile(a, at, end - key, wide);
-      add_tile(result, weights, (const char *)wide, padded, TYPE_F32, rows);
+      add_tile(result, weights, (const char *)wide, padded, TYPE_F32, 0, rows);
     }
   }
 }
@@ -239,13 +257,14 @@ static int run_blocks(const struct attention *a, const struct block *blocks, int
         int64_t head = item / (split ? most : 1) % a->kv_heads;
         if (!own) continue;
         if (split) {
-          if (item % most < partitions_of(b)) attend(a, b, head, item % most, partial + item * result, own);
+          if (item % most < partitions_of(b)) attend(a, b, head, item % most, partial + item * result, own, 0, 0);
           continue;
         }
         float *run = own + scratch, *next = run + result;
-        attend(a, b, head, 0, run, own);
+        const struct block *follows = head + 1 < a->kv_heads ? b : b + 1 < blocks + n ? b + 1 : 0;
+        attend(a, b, head, 0, run, own, follows, (head + 1) % a->kv_heads);
         for (int64_t p = 1; p < partitions_of(b); p++) {
-          attend(a, b, head, p, next, own);
+          attend(a, b, head, p, next, own, follows, (head + 1) % a->kv_heads);
           join(a, run, next, b->tokens * a->group);
         }
         write_out(a, b, head, run, out);

@@ -62,21 +62,18 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _open(self, path: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
         try:
-            file = safe_open(str(path), framework="pt")
+            file: Any = safe_open(str(path), framework="pt")
         except (OSError, SafetensorError) as error:
             raise bad("checkpoint file", str(path), f"a whole safetensors file ({error})") from error
         self._files.append(file)
-        for name in file.keys():
-            self._where[name] = file
+        self._where.update(dict.fromkeys(file.keys(), file))
 
     def _check(self, expected: Mapping[str, tuple[int, ...]], ignored: Callable[[str], bool]) -> None:
         for name, shape in expected.items():

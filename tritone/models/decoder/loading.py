@@ -61,8 +61,8 @@ def load_decoder(
             base = f"model.layers.{index}"
             norm = None
             if config.qk_norm:
-                pair = (read(f"{base}.self_attn.{name}_norm.weight") for name in "qk")
-                norm = HeadNorm(*pair, eps=config.rms_norm_eps)
+                q, k = (read(f"{base}.self_attn.{name}_norm.weight") for name in "qk")
+                norm = HeadNorm(q, k, config.rms_norm_eps)
             layers.append(
                 Layer(
                     input_norm=read(f"{base}.input_layernorm.weight"),
