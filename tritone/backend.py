@@ -63,6 +63,8 @@ class TritonReply:
 
     def fail(self, error: TritoneError) -> None:
         """A Triton error in place of an answer; only before anything was sent (see the notes on ensembles)."""
+        if self._closed:
+            return
         self._closed = True
         response = self._pb.InferenceResponse(output_tensors=[], error=triton_error(self._pb, error))
         self._sender.send(response, flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -101,23 +103,27 @@ class MetricsExporter:
 
     def _run(self) -> None:
         while not self._stop.wait(EXPORT_SECONDS):
-            try:
-                self._export()
-            except Exception:  # metrics must never stop a stage
-                log.exception("metrics")
+            self._export()
 
     def _export(self) -> None:
         counters, gauges, observed = self._metrics.drain()
         for key, value in counters.items():
-            self._get(key).increment(value)
+            self._call(key, "increment", value)
         for key, value in gauges.items():
-            if self._sent.get(key) != value:
-                self._get(key).set(value)
+            if self._sent.get(key) != value and self._call(key, "set", value):
                 self._sent[key] = value
         for key, values in observed.items():
-            series = self._get(key)
             for value in values:
-                series.observe(value)
+                self._call(key, "observe", value)
+
+    def _call(self, key: Any, method: str, value: float) -> bool:
+        # Metrics must never stop a stage, nor one series the others.
+        try:
+            getattr(self._get(key), method)(value)
+        except Exception:
+            log.exception("metric %s", key)
+            return False
+        return True
 
     def _get(self, key: Any) -> Any:
         series = self._series.get(key)
@@ -182,6 +188,7 @@ class StageModel:
 
     def _one(self, request: Any) -> Any:
         pb = self.pb_utils
+        self._reply: TritonReply | None = None
         try:
             tensors: Tensors = {}
             for spec in self._spec.inputs:
@@ -194,7 +201,7 @@ class StageModel:
                 log.exception("%s", self.stage)
                 error = TritoneError(f"{self.stage}: {error!r}")
             if self._spec.decoupled:
-                TritonReply(pb, request).fail(error)
+                (self._reply or TritonReply(pb, request)).fail(error)
                 return None
             return pb.InferenceResponse(output_tensors=[], error=triton_error(pb, error))
         if self._spec.decoupled:
@@ -202,7 +209,8 @@ class StageModel:
         return pb.InferenceResponse([pb.Tensor(name, np.asarray(array)) for name, array in made.items()])
 
     def reply(self, request: Any) -> TritonReply:
-        return TritonReply(self.pb_utils, request)
+        self._reply = TritonReply(self.pb_utils, request)
+        return self._reply
 
     @staticmethod
     def parameters(request: Any) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class Deployment(_Part):
     def _fits(self) -> Deployment:
         for stage in ("prefill", "decode"):
             part: EngineStage = getattr(self, stage)
-            if self.max_context > part.pool_tokens:
+            held = part.pool_tokens // self.page_size * self.page_size
+            if not held or self.max_context > held:
                 raise ValueError(
                     f"max_context: {self.max_context} does not fit into {stage}.pool_tokens: {part.pool_tokens}; "
                     "allowed: a pool that holds at least one request of full length"
@@ -134,6 +135,8 @@ class Deployment(_Part):
             raise InvalidArgument(f"deployment: {str(path)!r} is no file; found beside it: {', '.join(known) or 'none'}")
         try:
             return cls.parse(yaml.safe_load(path.read_text()), str(path))
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"{path} is not UTF-8 text: {error}") from None
         except yaml.YAMLError as error:
             raise InvalidArgument(f"{path} is not YAML: {error}") from None
 

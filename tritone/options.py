@@ -82,7 +82,10 @@ def _number(low: float, high: float, *, open_low: bool = False) -> Callable[[str
     def check(name: str, value: Any, allowed: str) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise bad(name, value, allowed)
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise bad(name, value, allowed) from None
         if math.isnan(number) or not low <= number <= high or (open_low and number == low):
             raise bad(name, value, allowed)
         return number
@@ -130,6 +133,8 @@ def _stop(name: str, value: Any, allowed: str) -> tuple[str, ...]:
         if value.startswith("["):
             try:
                 parsed = json.loads(value)
+            except RecursionError:
+                raise bad(name, value, allowed) from None
             except ValueError:
                 parsed = None
             if isinstance(parsed, list):
@@ -142,7 +147,7 @@ def _stop(name: str, value: Any, allowed: str) -> tuple[str, ...]:
 def _tools(name: str, value: Any, allowed: str) -> tuple[Any, ...]:
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         raise bad(name, value, allowed) from None
     if not isinstance(parsed, list) or not all(isinstance(tool, dict) for tool in parsed):
         raise bad(name, value, allowed)
@@ -163,9 +168,9 @@ TABLE: tuple[OptionSpec, ...] = (
                "Keep this many of the likeliest tokens.", _integer(0, 1_000_000)),
     OptionSpec("min_p", _TEXT, "0", "number 0 to 1",
                "Drop tokens less likely than this share of the likeliest.", _number(0, 1)),
-    OptionSpec("repetition_penalty", _TEXT, "checkpoint's, else 1.0", "number above 0, up to 10",
+    OptionSpec("repetition_penalty", _TEXT, "checkpoint's, else 1.0", "number 0.01 to 10",
                "Divides (or multiplies, below zero) the logits of tokens seen in prompt or answer.",
-               _number(0, 10, open_low=True)),
+               _number(0.01, 10)),
     OptionSpec("presence_penalty", _TEXT, "0", "number -2 to 2",
                "Subtracted from the logits of tokens in the answer.", _number(-2, 2)),
     OptionSpec("frequency_penalty", _TEXT, "0", "number -2 to 2",
@@ -224,8 +229,9 @@ def parse_options(
     speech = role == "speech" or response == "text+audio"
     if role != "chat" and not voices:
         raise InvalidArgument("response: this server has no voice loaded; allowed: the ensemble 'chat'")
+    named = "voice" in given
     voice = given.pop("voice", default_voice)
-    if speech and voice not in voices:
+    if (speech or named) and voice not in voices:
         raise bad("voice", voice, ", ".join(voices))
     base = sampling or Sampling()
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -77,8 +77,9 @@ class Engine:
             assert sequence.import_kv is not None
             try:
                 sequence.import_kv(sequence)
-            except TritoneError as error:
-                failed.append(self._fail(sequence, error))
+            except Exception as error:  # one hand-over's fault ends that request
+                known = error if isinstance(error, TritoneError) else TritoneError(f"import failed: {error!r}")
+                failed.append(self._fail(sequence, known))
         if failed:
             gone = {id(output.sequence) for output in failed}
             plan.decodes = [s for s in plan.decodes if id(s) not in gone]

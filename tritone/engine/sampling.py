@@ -66,7 +66,7 @@ def _sample(row: torch.Tensor, sampling: Sampling, position: int) -> int:
     values, ids = torch.sort(row, descending=True, stable=True)
     if sampling.top_k:
         values, ids = values[: sampling.top_k], ids[: sampling.top_k]
-    probabilities = torch.softmax(values.double() / sampling.temperature, dim=0)
+    probabilities = torch.softmax((values.double() - values[0].double()) / sampling.temperature, dim=0)
     keep = len(probabilities)
     if sampling.top_p < 1:
         # The smallest set whose sum reaches top_p: everything before the sum got there, and the token that does.

@@ -36,10 +36,10 @@ class CancelBoard:
 def _create(path: Path) -> None:
     # Stages start at the same time: the file appears whole, and the first one stays.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    files.create(temporary, WORDS * files.WORD)
     try:
+        files.create(temporary, WORDS * files.WORD)
         os.link(temporary, path)
     except FileExistsError:
         pass
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)

@@ -60,7 +60,8 @@ class PoolView:
 
     def release(self, refs: BlockRefs) -> None:
         """End the lease; the owner frees the blocks. Does nothing if the owner already took them back."""
-        if refs.epoch == self.header.epoch and int(self._lease_words[refs.slot]) == refs.nonce:
+        known = refs.epoch == self.header.epoch and 0 <= refs.slot < self.header.blocks
+        if known and int(self._lease_words[refs.slot]) == refs.nonce:
             self._lease_words[refs.slot] = 0
 
 

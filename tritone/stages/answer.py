@@ -76,4 +76,4 @@ class Answer:
         return {"token_id": info.token, "token": self._piece(info.token), "logprob": info.logprob, "top": top}
 
     def _piece(self, token: int) -> str:
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+        return str(self._tokenizer.decode([token], skip_special_tokens=False)).replace("\ufffd", "")

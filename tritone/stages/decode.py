@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
 from tritone.stages.prefill import BEAT_SECONDS
 from tritone.stages.reply import Reply
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -140,8 +143,19 @@ class DecodeStage:
     def step(self) -> bool:
         outputs = self._engine.step()
         for output in outputs:
-            self._take(output)
+            self._take_safely(output)
         return bool(self._scheduler.running) or bool(outputs)
+
+    def _take_safely(self, output: Output) -> None:
+        """An error in one answer ends that answer; the step's other tokens are still taken."""
+        try:
+            self._take(output)
+        except Exception as error:
+            log.exception("decode")
+            if output.sequence.session in self._running:
+                self._end(output.sequence)
+                known = error if isinstance(error, TritoneError) else TritoneError(f"decode: {error!r}")
+                self._fail(output.sequence.state, Failure("error", known.code, known.message))
 
     def _take(self, output: Output) -> None:
         sequence = output.sequence

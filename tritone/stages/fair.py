@@ -34,13 +34,14 @@ class FairWorker:
             return sum(len(queue) for queue in self._queues.values())
 
     def submit(self, session: int, task: Task) -> None:
+        made = task()
         with self._wake:
             queue = self._queues.get(session)
             if queue is None:
                 queue = self._queues[session] = deque()
                 self._turns.append(session)
                 self._wake.notify()
-            queue.append(task())
+            queue.append(made)
 
     def stop(self) -> None:
         with self._wake:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from tritone.pools.pool import torch_view
 from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
 from tritone.stages.reply import Reply
+
+log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.2
 
@@ -97,10 +100,13 @@ class PrefillStage:
                 self._metrics.observe("tritone_queue_seconds", begun - job.arrived)
         for output in outputs:
             job, _ = self._jobs.pop(output.sequence.session)
-            if output.error is not None:
-                self._answer(job, failure=Failure("error", output.error.code, output.error.message))
-            else:
-                self._hand_over(job, output)
+            try:
+                if output.error is not None:
+                    self._answer(job, failure=Failure("error", output.error.code, output.error.message))
+                else:
+                    self._hand_over(job, output)
+            except Exception:  # a stream that broke must not keep the others from their hand-over
+                log.exception("prefill")
         return bool(self._scheduler.running) or bool(outputs)
 
     def tend(self, now: float) -> bool:

@@ -101,7 +101,7 @@ class PreprocessStage:
         allowed = f"a JSON list of integers 0 to {self.vocabulary - 1}"
         try:
             ids = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise bad("messages", text, allowed) from None
         if not isinstance(ids, list):
             raise bad("messages", ids, allowed)
@@ -112,8 +112,8 @@ class PreprocessStage:
 
 
 def new_session() -> int:
-    """A session number; 63 random bits, so two stages or restarts never mint the same, and 0 is none."""
-    return secrets.randbits(63) | 1
+    """A session number: 63 random bits, so that two stages or restarts never mint the same; never 0."""
+    return secrets.randbelow(2**63 - 1) + 1
 
 
 def parse_messages(text: str) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def parse_messages(text: str) -> list[dict[str, Any]]:
         return [{"role": "user", "content": text}]
     try:
         messages = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(
             f"messages: starts with {text.lstrip()[0]!r} but is not JSON ({error}); to ask such a text, send it as "
             '[{"role": "user", "content": "..."}]'

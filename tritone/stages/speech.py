@@ -6,6 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from tritone.errors import TritoneError
@@ -52,11 +53,8 @@ class SpeechStage(ABC, Generic[State]):
         session = event.session
         if reply.is_cancelled():
             self._board.post(session)
-        if event.kind == "start":
-            options = Options.from_json(event.info["options"])
-            if options.speech:
-                self._sessions[session] = self.open(session, options)
-            reply.send(event, last=True)
+        if event.kind in ("start", "speak"):
+            self._start(event, reply)
         elif event.kind == "beat":
             reply.send(event, last=True)
         elif session in self._failed:
@@ -74,6 +72,25 @@ class SpeechStage(ABC, Generic[State]):
 
     def stop(self) -> None:
         self._worker.stop()
+
+    def _start(self, event: Event, reply: Reply[Event]) -> None:
+        """A new session; ``speak`` brings its text along."""
+        session = event.session
+        options = Options.from_json(event.info["options"])
+        # The start goes first whatever happens: later stages know only sessions that started.
+        reply.send(replace(event, kind="start", text=""), last=event.kind == "start" and not options.speech)
+        if not options.speech:
+            return
+        try:
+            self._sessions[session] = self.open(session, options)
+        except Exception as error:
+            log.exception("%s", self.name)
+            self._fail(event, reply, error)
+            return
+        if event.kind == "speak":
+            self._queue(event, reply)
+        else:
+            reply.close()
 
     def _queue(self, event: Event, reply: Reply[Event]) -> None:
         if len(self._worker) >= self._max_queue and not event.terminal:
@@ -94,6 +111,8 @@ class SpeechStage(ABC, Generic[State]):
         try:
             if not self._board.is_cancelled(session):
                 for made in self.work(state, event):
+                    if session not in self._sessions:
+                        break
                     reply.send(made)
                     yield
                     if self._board.is_cancelled(session):
@@ -101,6 +120,11 @@ class SpeechStage(ABC, Generic[State]):
         except Exception as error:  # whatever a voice raises ends its own session only
             log.exception("%s", self.name)
             self._fail(event, reply, error)
+            return
+        if session not in self._sessions:
+            if event.terminal:
+                self._failed.discard(session)
+            reply.close()
             return
         if not _is_last(event):
             reply.close()
@@ -117,7 +141,7 @@ class SpeechStage(ABC, Generic[State]):
         # In this order: the thread of submit must never find the session in neither.
         if not _is_last(event):
             self._failed.add(session)
-        del self._sessions[session]
+        self._sessions.pop(session, None)
         self._board.post(session)
         code = error.code if isinstance(error, TritoneError) else "INTERNAL"
         message = error.message if isinstance(error, TritoneError) else f"{self.name}: {error!r}"

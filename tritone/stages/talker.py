@@ -36,12 +36,6 @@ class TalkerStage(SpeechStage[TalkerSession]):
         if event.hidden:
             self._views.release(*event.hidden)
             event = replace(event, hidden=())
-        if event.kind == "speak":
-            start = Event(event.session, "start", info=event.info)
-            self._sessions[event.session] = self.open(event.session, Options.from_json(event.info["options"]))
-            reply.send(start)
-            self._queue(event, reply)
-            return
         super().submit(event, reply)
 
     def open(self, session: int, options: Options) -> TalkerSession:

@@ -18,9 +18,9 @@ def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress |
     are chosen at the start itself. Raises TritoneError when something cannot be had."""
     checkpoint = resolve_checkpoint(deployment.checkpoint, cache, progress)
     voice = None if deployment.voice is None else resolve_voice(deployment.voice, cache, progress)
-    context = deployment.max_context or min(
-        checkpoint_context(checkpoint), deployment.prefill.pool_tokens, deployment.decode.pool_tokens
-    )
+    size = deployment.page_size
+    pools = (part.pool_tokens // size * size for part in (deployment.prefill, deployment.decode))
+    context = deployment.max_context or min(checkpoint_context(checkpoint), *pools)
     return Deployment.parse(
         deployment.model_dump()
         | {

@@ -28,7 +28,13 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         self._held.append(token)
-        piece = self._stream.step(self._tokenizer, token)
+        try:
+            piece = self._stream.step(self._tokenizer, token)
+        except Exception:  # a broken character changed how the tokens before it read
+            piece = self.flush()
+            self._stream = DecodeStream(skip_special_tokens=True)
+            self._before, self._held = [], []
+            return piece
         if piece is None:
             return ""
         self._before, self._held = self._held, []

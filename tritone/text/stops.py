@@ -7,7 +7,7 @@ class StopMatcher:
     """Passes text on as far as no stop string can begin in it.
 
     Text that could be the beginning of a stop string is held back until the next text decides. Text after a match, and
-    the match itself, never leaves. Of several stop strings the one that begins first wins.
+    the match itself, never leaves. Of several stop strings the one that is complete first wins.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -20,9 +20,9 @@ class StopMatcher:
         if not self._stops or self.matched is not None:
             return text if self.matched is None else ""
         self._held += text
-        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            at, self.matched = min(found)
+            _, at, self.matched = min(found)
             shown, self._held = self._held[:at], ""
             return shown
         keep = max(self._overlap(stop) for stop in self._stops)

@@ -1,0 +1,195 @@
+"""A client that leaves: its work stops within a second, and nothing of it stays."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import (
+    EXPORT_SECONDS,
+    Request,
+    Scrape,
+    ask,
+    http_post,
+    in_threads,
+    resident,
+    shared_memory,
+    wait_idle,
+    wait_until,
+)
+from tests.server.reference import prose
+from tritone.supervisor import Server
+
+# One second, and half of one for a noisy machine; the gauges themselves are exported every quarter of a second.
+WITHIN = 1.5
+STORY = "Tell me a long story about a lighthouse."
+LONG = prose(3, 100)
+ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
+
+Leave = Callable[[], None]
+
+
+def grpc_stream(server: Server, model: str, content: str, wait: str | float, **options: Any) -> Leave:
+    request = Request(server, model, content, **options)
+    if isinstance(wait, str):
+        assert request.wait_for(wait).kind == wait
+    else:
+        time.sleep(wait)
+
+    def leave() -> None:
+        took = request.cancel()
+        assert took < 1, f"stop_stream took {took:.2f} s"
+
+    return leave
+
+
+def http_stream(server: Server, model: str, content: str, wait: str | float, **options: Any) -> Leave:
+    way = "generate" if options.get("stream") is False else "generate_stream"
+    name = "text" if model == "speech" else "messages"
+    # A connection by hand: the response's head comes only with its first event.
+    import http.client
+    import json
+
+    connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=60)
+    body = json.dumps({name: content, **options})
+    connection.request("POST", f"/v2/models/{model}/{way}", body, {"Content-Type": "application/json"})
+    if isinstance(wait, str):
+        response = connection.getresponse()
+        wait_until(lambda: f'"event":"{wait}"'.encode() in response.readline(), wait)
+        return lambda: (response.close(), connection.close())  # type: ignore[func-returns-value]
+    time.sleep(wait)
+    return connection.close
+
+
+CLIENT = """
+import sys
+from tritone.client import Client
+url, model, content, wait = sys.argv[1:]
+client = Client(url)
+stream = client.speak(content) if model == "speech" else client.chat(content, model=model, ignore_eos=True, max_tokens=1500)
+if wait:
+    next(event for event in stream if event.kind == wait)
+print("now", flush=True)
+for event in stream:
+    pass
+"""
+
+
+def killed_process(server: Server, model: str, content: str, wait: str | float, **_: Any) -> Leave:
+    command = [sys.executable, "-c", CLIENT, server.grpc_url, model, content, wait if isinstance(wait, str) else ""]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"now\n"
+    if not isinstance(wait, str):
+        time.sleep(wait)
+
+    def leave() -> None:
+        process.kill()
+        process.wait()
+
+    return leave
+
+
+MOMENTS: dict[str, tuple[str, str, str | float, dict[str, Any]]] = {
+    "prefill": ("chat", LONG, 0.4, {"max_tokens": 4}),
+    "decode": ("chat", STORY, "text", ENDLESS),
+    "talk": ("omni", STORY, "audio", ENDLESS),
+    "speech": ("speech", prose(1, 80), "audio", {}),
+    "joined": ("omni", STORY, 0.6, {"stream": False, **ENDLESS}),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("client", [grpc_stream, http_stream, killed_process])
+def test_everything_is_back_within_a_second(server: Server, unharmed: None, client: Any, moment: str) -> None:
+    if client is killed_process and moment == "joined":
+        pytest.skip("the same to the server as a killed client that streams")
+    model, content, wait, options = MOMENTS[moment]
+    leave = client(server, model, content, wait, **options)
+    # The gauges must have shown the work, or their zero would mean nothing.
+    wait_until(lambda: bool(Scrape(server).held()), "work in the gauges", 5)
+    leave()
+    took = wait_idle(server)
+    print(f"{client.__name__} {moment}: back after {took:.2f} s")
+    assert took < WITHIN
+
+
+def test_a_waiting_request_is_cancelled_before_it_starts(server: Server, unharmed: None) -> None:
+    """Four prompts in front: the fifth leaves while it waits in the queue."""
+    front = [Request(server, "chat", LONG, max_tokens=1) for _ in range(2)]
+    last = Request(server, "chat", LONG + "!", max_tokens=1)
+    time.sleep(0.3)
+    before = Scrape(server).value("tritone_tokens_total", stage="prefill", kind="prompt")
+    last.cancel()
+    prompts = sum(request.finish().usage["prompt_tokens"] for request in front)
+    wait_idle(server)
+    time.sleep(EXPORT_SECONDS)
+    assert Scrape(server).value("tritone_tokens_total", stage="prefill", kind="prompt") - before == prompts
+
+
+def test_neighbours_of_a_cancelled_request_go_on(server: Server, unharmed: None) -> None:
+    options = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+    expected = ask(server, "chat", STORY, **options).text
+    stays = Request(server, "chat", STORY, **options)
+    leaves = [Request(server, "chat", STORY, **ENDLESS) for _ in range(3)]
+    for request in leaves:
+        request.wait_for("text")
+        request.cancel()
+    answer = stays.finish()
+    answer.check_complete()
+    assert answer.text == expected
+
+
+def leave_somehow(server: Server, draw: random.Random) -> None:
+    """One request of a random kind that its client leaves at a random moment."""
+    model, content, _, options = MOMENTS[draw.choice(list(MOMENTS))]
+    client = draw.choice([grpc_stream, grpc_stream, http_stream])
+    client(server, model, content, draw.uniform(0, 0.5), **options)()
+
+
+def test_100_cancelled_requests_leave_no_trace(server: Server, unharmed: None) -> None:
+    ask(server, "omni", "Say hello.", max_tokens=4)
+    wait_idle(server)
+    files = shared_memory(server)
+
+    def fifty(seed: int) -> dict[str, int]:
+        def some(worker: int) -> None:
+            draw = random.Random(100 * seed + worker)
+            for _ in range(10):
+                leave_somehow(server, draw)
+
+        in_threads(5, some)
+        wait_idle(server)
+        assert shared_memory(server) == files
+        return resident(server)
+
+    fifty(0)  # Buffers grow to their working size.
+    first, second = fifty(1), fifty(2)
+    grown = {name: f"{first[name] >> 20} -> {second[name] >> 20} MiB" for name in first}
+    print(grown)
+    assert all(second[name] < first[name] * 1.03 + (4 << 20) for name in first), grown
+    expected = ask(server, "chat", "What is the capital of France?", temperature=0.0, max_tokens=20)
+    assert "Paris" in expected.text
+    for stage in ("prefill", "decode"):
+        assert Scrape(server).value("tritone_leases_expired_total", stage=stage) == 0
+
+
+def test_stop_stream_does_not_wait_for_the_answer(server: Server, unharmed: None) -> None:
+    request = Request(server, "omni", STORY, **ENDLESS)
+    request.wait_for("text")
+    assert request.cancel() < 1
+
+
+def test_an_unread_http_answer_does_not_hold_up_others(server: Server, unharmed: None) -> None:
+    """A client that stops reading, with its connection open."""
+    import json
+
+    body = {"messages": STORY, "audio_format": "pcm16_base64", "ignore_eos": True, "max_tokens": 200}
+    with http_post(server, "/v2/models/omni/generate_stream", json.dumps(body).encode()):
+        answer = ask(server, "chat", "What is the capital of France?", temperature=0.0, max_tokens=20)
+        assert "Paris" in answer.text
