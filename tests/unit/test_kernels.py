@@ -96,7 +96,7 @@ def reference_attention(q: torch.Tensor, p: Paged, layer: int, scale: float) -> 
 def test_attention_matches_float64(
     kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, group: int, page: int
 ) -> None:
-    p = paged([page - 1, page, page + 1, 530, 40], [1, 1, 1, 2, 40], 2, head_dim, page, kv_dtype)
+    p = paged([page - 1, page, page + 1, 530, 40], [1, 1, 1, 25, 40], 2, head_dim, page, kv_dtype)
     qkv = torch.randn(int(p.starts[-1]), (group + 2) * 2, head_dim).to(dtype)
     q = qkv[:, : group * 2]
     found = kernels.paged_attention(q, p.kv, 1, p.table, p.starts, p.contexts, head_dim**-0.5)

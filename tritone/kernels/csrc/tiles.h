@@ -9,7 +9,7 @@
 #endif
 
 #define TILE 16
-#define PARTITION 512 /* keys; a multiple of TILE and of every page size */
+#define PARTITION 512 /* keys; a multiple of TILE */
 #define FETCH_AHEAD (3 * TILE)
 #define STATS LANES /* room behind a result row: [0] the largest score, [1] the sum of the weights */
 

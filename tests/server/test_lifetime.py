@@ -1,0 +1,49 @@
+"""A server over time: request after request the same, and an error for every client when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.server.helpers import Request, ask, stage_processes
+from tests.server.serving import make_deployment
+from tritone.supervisor import Server
+
+SENTENCE = "The library closes at nine in the evening."
+
+
+def test_20_speeches_in_a_row_are_the_same(server: Server, unharmed: None) -> None:
+    answers = [ask(server, "speech", SENTENCE, seed=4) for _ in range(20)]
+    for answer in answers:
+        answer.check_complete()
+        assert np.array_equal(answer.audio, answers[0].audio)
+    first = [answer.first("audio") or 0.0 for answer in answers]
+    early, late = statistics.median(first[:10]), statistics.median(first[10:])
+    print(f"time to first audio: {early * 1000:.0f} ms, then {late * 1000:.0f} ms")
+    # A drift would go on growing; the 20 ms are for a noisy machine.
+    assert late < 1.2 * early + 0.02
+
+
+def test_the_death_of_the_server_reaches_its_clients_and_leaves_nothing() -> None:
+    """A server of its own, killed while it answers: an error within 10 s, no process, no shared memory."""
+    engine = {"dtype": "float32", "threads": 1, "pool_tokens": 2048}
+    with Server(make_deployment(voice=None, prefill=engine, decode=engine)) as own:
+        request = Request(own, "chat", "Tell me a story.", ignore_eos=True, max_tokens=1500)
+        assert request.wait_for("text").kind == "text"
+        stages, folder = stage_processes(own), own.run_directory
+        assert len(stages) == 5
+        begun = time.monotonic()
+        os.kill(own.pid, signal.SIGKILL)
+        answer = request.finish(timeout=10)
+        assert time.monotonic() - begun < 10
+        assert answer.error is not None
+        assert not own.is_ready()
+        own.stop()
+    assert not folder.exists()
+    assert not [name for name, process in stages.items() if process.is_running()]
+    assert not [path for process in stages.values() for path in Path("/dev/shm").glob(f"*{process.pid}*")]
