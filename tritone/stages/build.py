@@ -9,6 +9,7 @@ from tritone.deployment import Deployment, EngineStage
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, Views
 from tritone.pools.pool import torch_view
+from tritone.progress import LoadProgress
 from tritone.sizes import HIDDEN_ROWS, ITEM_SIZES, page_count
 
 if TYPE_CHECKING:
@@ -85,7 +86,12 @@ def build_engine(
     from tritone.models.decoder import load_decoder
 
     torch.set_num_threads(part.threads)
-    model = load_decoder(deployment.checkpoint, dtype=getattr(torch, part.dtype), max_positions=deployment.max_context)
+    model = load_decoder(
+        deployment.checkpoint,
+        dtype=getattr(torch, part.dtype),
+        progress=LoadProgress(directory, name),
+        max_positions=deployment.max_context,
+    )
     config: DecoderConfig = model.config
     itemsize = ITEM_SIZES[part.dtype]
     shape = config.page_shape(deployment.page_size)

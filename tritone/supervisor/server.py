@@ -14,6 +14,7 @@ from tritone.checkpoints import Progress, default_cache
 from tritone.checkpoints.progress import silent
 from tritone.deployment import ENVIRONMENT, Deployment
 from tritone.errors import TritoneError
+from tritone.progress import loaded_bytes
 from tritone.supervisor.backend_directory import build_backend_directory
 from tritone.supervisor.installation import PROJECT, Installation, libpython_directory
 from tritone.supervisor.log import failure_reason, loaded_models
@@ -149,7 +150,10 @@ class Server:
             if code is not None:
                 raise StartError(f"the server did not start:\n{failure_reason(self.log)}\nits log: {self.log}")
             done, total = loaded_models(self.log.read_text(errors="replace"))
-            if total:
+            loaded, size = loaded_bytes(self.run_directory)
+            if loaded < size:
+                self._progress("loading weights", loaded, size)
+            elif total:
                 self._progress("loading models", done, total)
             if time.monotonic() > deadline:
                 raise StartError(
