@@ -1,4 +1,4 @@
-"""One server for all tests of this folder: float32, so that its tokens can be compared with a reference exactly."""
+"""One server for all tests of this folder: float32, so that its tokens equal a reference exactly."""
 
 from __future__ import annotations
 

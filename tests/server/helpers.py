@@ -42,7 +42,7 @@ class Response:
 
 @dataclass
 class Answer:
-    """All responses of one request, in order; ``finals`` counts final flags, ``after_final`` what came after one."""
+    """All responses of one request; ``finals`` counts final flags, ``after_final`` what came after one."""
 
     started: float
     responses: list[Response] = field(default_factory=list)
@@ -58,7 +58,9 @@ class Answer:
 
     @property
     def audio(self) -> np.ndarray:
-        return np.concatenate([r.audio for r in self.responses if r.audio is not None] or [np.zeros(0, np.float32)])
+        return np.concatenate(
+            [r.audio for r in self.responses if r.audio is not None] or [np.zeros(0, np.float32)]
+        )
 
     @property
     def kinds(self) -> list[str]:
@@ -91,25 +93,31 @@ class Answer:
         return next((r.received - self.started for r in self.responses if r.kind == kind), None)
 
     def check_complete(self) -> None:
-        """What every stream must keep: indices 0, 1, 2, ..., one end, last; the final flag once, last; no cut character."""
+        """Indices 0, 1, 2, ...; one end, last; the final flag once, last; no cut character."""
         assert self.error is None, self.error
         assert [r.index for r in self.responses] == list(range(len(self.responses)))
         assert self.responses[-1].kind in TERMINAL, self.kinds
         assert sum(kind in TERMINAL for kind in self.kinds) == 1, self.kinds
         assert (self.finals, self.after_final) == (1, 0)
-        assert not any("\ufffd" in (r.text or "") for r in self.responses)
+        assert not any("\ufffd" in f"{r.text}{r.info}" for r in self.responses)
 
 
 class Request:
     """A request in flight over a gRPC stream of its own."""
 
-    def __init__(self, server: Server, model: str, content: Any, *, request_id: str = "", **options: Any) -> None:
+    def __init__(
+        self, server: Server, model: str, content: Any, *, request_id: str = "", **options: Any
+    ) -> None:
         self._client = grpc_client.InferenceServerClient(server.grpc_url)
         self._arrived: queue.SimpleQueue[tuple[Any, Any, float]] = queue.SimpleQueue()
         self._client.start_stream(lambda result, error: self._arrived.put((result, error, time.monotonic())))
         self.answer = Answer(time.monotonic())
         self._client.async_stream_infer(
-            model, inputs(model, content), request_id=request_id, parameters=options, enable_empty_final_response=True
+            model,
+            inputs(model, content),
+            request_id=request_id,
+            parameters=options,
+            enable_empty_final_response=True,
         )
 
     def next(self, timeout: float = TIMEOUT) -> Response | None:
@@ -202,12 +210,12 @@ def refusal(server: Server, model: str, content: Any, **options: Any) -> str:
     return str(answer.error)
 
 
-# -- HTTP ---------------------------------------------------------------------------------------------------------------
+# -- HTTP --------------------------------------
 
 
 @contextmanager
 def http_post(server: Server, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
-    """The open response to a POST; leaving the block closes the connection. ``body``: bytes, or what becomes JSON."""
+    """The open response to a POST, closed with the block. ``body``: bytes, or what becomes JSON."""
     connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=TIMEOUT)
     try:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -234,7 +242,7 @@ def generate_stream(server: Server, model: str, body: Any) -> list[dict[str, Any
         return list(server_sent_events(response))
 
 
-# -- what the server is left with -----------------------------------------------------------------------------------------
+# -- what the server is left with --------------------------------------
 
 Labels = tuple[tuple[str, str], ...]
 _SAMPLE = re.compile(r"^(tritone_\w+)(?:\{(.*)\})? (\S+)$")
@@ -263,18 +271,20 @@ class Scrape:
     def value(self, name: str, **labels: str) -> float:
         """The sum of all samples of ``name`` that carry ``labels``."""
         wanted = set(labels.items())
-        return sum(value for (found, held), value in self.samples.items() if found == name and wanted <= set(held))
+        return sum(
+            value for (found, held), value in self.samples.items() if found == name and wanted <= set(held)
+        )
 
     def names(self, stage: str) -> set[str]:
         return {name for name, labels in self.samples if ("stage", stage) in labels}
 
     def gauges(self) -> dict[str, float]:
         """Everything that must come back to where it was once no request is left."""
-        kept = ("tritone_queue_requests", "tritone_running_requests", "tritone_pages", "tritone_hidden_blocks", "tritone_sessions")
+        kept = ("queue_requests", "running_requests", "pages", "hidden_blocks", "sessions")
         return {
             f"{name} {' '.join(value for _, value in labels)}": value
             for (name, labels), value in self.samples.items()
-            if name in kept
+            if name.removeprefix("tritone_") in kept
         }
 
     def held(self) -> dict[str, float]:
@@ -310,9 +320,11 @@ def stage_processes(server: Server) -> dict[str, psutil.Process]:
 
 
 def resident(server: Server) -> dict[str, int]:
-    """Resident bytes of the stages' processes and of the server itself."""
+    """Resident bytes of the stages' processes and of the server, less what they share: a pool's blocks count from
+    their first use on."""
     processes = {**stage_processes(server), "tritonserver": psutil.Process(server.pid)}
-    return {name: process.memory_info().rss for name, process in processes.items()}
+    infos = {name: process.memory_info() for name, process in processes.items()}
+    return {name: info.rss - info.shared for name, info in infos.items()}
 
 
 def shared_memory(server: Server) -> dict[str, int]:
@@ -341,7 +353,7 @@ def in_threads(count: int, call: Callable[[int], Any]) -> list[Any]:
     def run(number: int) -> None:
         try:
             results[number] = call(number)
-        except BaseException as error:  # noqa: BLE001 - raised below
+        except BaseException as error:  # raised below
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]

@@ -33,7 +33,8 @@ def test_no_chunk_cuts_a_character(server: Server, tokenizer: Any, text: str) ->
     options = {"input_format": "text", "ignore_eos": True, "logprobs": 0, **GREEDY}
     answer = ask(server, "chat", text, **options)
     answer.check_complete()
-    assert any("\ufffd" in entry["token"] for entry in answer.logprobs), "no token cuts a character: a weak prompt"
+    cut = [token for token in answer.tokens if "\ufffd" in tokenizer.decode([token])]
+    assert cut, "no token cuts a character: a weak prompt"
     assert any(ord(character) > 0x2FF for character in answer.text)
     assert answer.text == expected_text(tokenizer, answer)
     assert ask(server, "chat", text, stream=False, **options).text == answer.text
@@ -48,7 +49,9 @@ def test_no_chunk_cuts_a_character_of_a_wild_answer(server: Server, tokenizer: A
     for answer, whole in zip(streamed, joined, strict=True):
         answer.check_complete()
         assert answer.text == whole.text == expected_text(tokenizer, answer)
-    assert any("\ufffd" in tokenizer.decode(answer.tokens) for answer in streamed), "no stray bytes were drawn: a weak test"
+    assert any("\ufffd" in tokenizer.decode(answer.tokens) for answer in streamed), (
+        "no stray bytes were drawn: a weak test"
+    )
 
 
 @pytest.mark.parametrize("stop", ["Wednesday", "2. Tue", "y\n3", '["Wednesday", "Tuesday\\n"]'])
@@ -101,7 +104,9 @@ def test_streamed_and_joined_answers_are_equal(server: Server, model: str) -> No
 
 def test_usage_is_exact(server: Server, tokenizer: Any) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2? 🎉"}]
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+    prompt = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True
+    )["input_ids"]
     answer = ask(server, "chat", messages, logprobs=0, **GREEDY)
     assert answer.usage["prompt_tokens"] == len(prompt)
     assert answer.usage["completion_tokens"] == len(answer.tokens)
@@ -139,17 +144,32 @@ def test_logprobs_are_finite_and_agree(server: Server, tokenizer: Any) -> None:
     for entry in answer.logprobs:
         top = entry["top"]
         assert math.isfinite(entry["logprob"]) and entry["logprob"] <= 0
-        assert [value["logprob"] for value in top] == sorted((value["logprob"] for value in top), reverse=True)
-        assert (top[0]["token_id"], top[0]["logprob"]) == (entry["token_id"], pytest.approx(entry["logprob"], abs=1e-6))
+        assert [value["logprob"] for value in top] == sorted(
+            (value["logprob"] for value in top), reverse=True
+        )
+        assert (top[0]["token_id"], top[0]["logprob"]) == (
+            entry["token_id"],
+            pytest.approx(entry["logprob"], abs=1e-6),
+        )
         assert sum(math.exp(value["logprob"]) for value in top) <= 1 + 1e-6
-        assert entry["token"] == tokenizer.decode([entry["token_id"]])
+        assert entry["token"] == tokenizer.decode([entry["token_id"]]).replace("\ufffd", "")
     assert ask(server, "chat", WEEK, **GREEDY).logprobs == []
 
 
 def test_options_that_meet_in_one_request(server: Server) -> None:
     """Streamed and joined, with a stop list and penalties at once."""
-    options = {"stop": '["Friday", "12"]', "repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1,
-               "top_k": 50, "top_p": 0.9, "min_p": 0.01, "temperature": 0.7, "seed": 3, "max_tokens": 40}
+    options = {
+        "stop": '["Friday", "12"]',
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.1,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "temperature": 0.7,
+        "seed": 3,
+        "max_tokens": 40,
+    }
     streamed = ask(server, "chat", WEEK, **options)
     assert streamed.text == ask(server, "chat", WEEK, stream=False, **options).text
     assert "Friday" not in streamed.text

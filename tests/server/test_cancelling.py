@@ -28,7 +28,7 @@ from tests.server.helpers import (
 from tests.server.reference import prose
 from tritone.supervisor import Server
 
-# One second, and half of one for a noisy machine; the gauges themselves are exported every quarter of a second.
+# One second, and half of one for a noisy machine; the gauges are exported every quarter of a second.
 WITHIN = 1.5
 STORY = "Tell me a long story about a lighthouse."
 LONG = prose(3, 100)
@@ -76,7 +76,10 @@ import sys
 from tritone.client import Client
 url, model, content, wait = sys.argv[1:]
 client = Client(url)
-stream = client.speak(content) if model == "speech" else client.chat(content, model=model, ignore_eos=True, max_tokens=1500)
+if model == "speech":
+    stream = client.speak(content)
+else:
+    stream = client.chat(content, model=model, ignore_eos=True, max_tokens=1500)
 if wait:
     next(event for event in stream if event.kind == wait)
 print("now", flush=True)
@@ -86,7 +89,15 @@ for event in stream:
 
 
 def killed_process(server: Server, model: str, content: str, wait: str | float, **_: Any) -> Leave:
-    command = [sys.executable, "-c", CLIENT, server.grpc_url, model, content, wait if isinstance(wait, str) else ""]
+    command = [
+        sys.executable,
+        "-c",
+        CLIENT,
+        server.grpc_url,
+        model,
+        content,
+        wait if isinstance(wait, str) else "",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"now\n"
     if not isinstance(wait, str):
@@ -116,7 +127,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("client", "moment"), CASES, ids=[f"{client.__name__}-{moment}" for client, moment in CASES])
+@pytest.mark.parametrize(
+    ("client", "moment"), CASES, ids=[f"{client.__name__}-{moment}" for client, moment in CASES]
+)
 def test_everything_is_back_within_a_second(server: Server, unharmed: None, client: Any, moment: str) -> None:
     model, content, wait, options = MOMENTS[moment]
     leave = client(server, model, content, wait, **options)
@@ -141,7 +154,7 @@ def test_an_http_connection_closed_before_its_first_event(server: Server, unharm
 
 
 def test_an_http_connection_closed_before_its_joined_answer(server: Server, unharmed: None) -> None:
-    """Triton writes nothing before the answer's end, so it cannot see that the client left; nothing may stay."""
+    """Triton writes nothing before the end, so it cannot see that the client left; nothing may stay."""
     leave = http_stream(server, "omni", STORY, 0.3, stream=False, max_tokens=30)
     leave()
     wait_idle(server, 30)
@@ -185,10 +198,10 @@ def test_100_cancelled_requests_leave_no_trace(server: Server, unharmed: None) -
     wait_idle(server)
     files = shared_memory(server)
 
-    def fifty(seed: int) -> dict[str, int]:
+    def leave_25(seed: int) -> dict[str, int]:
         def some(worker: int) -> None:
             draw = random.Random(100 * seed + worker)
-            for _ in range(10):
+            for _ in range(5):
                 leave_somehow(server, draw)
 
         in_threads(5, some)
@@ -196,11 +209,17 @@ def test_100_cancelled_requests_leave_no_trace(server: Server, unharmed: None) -
         assert shared_memory(server) == files
         return resident(server)
 
-    fifty(0)  # Buffers grow to their working size.
-    first, second = fifty(1), fifty(2)
-    grown = {name: f"{first[name] >> 20} -> {second[name] >> 20} MiB" for name in first}
-    print(grown)
-    assert all(second[name] < first[name] * 1.03 + (4 << 20) for name in first), grown
+    for seed in range(2):
+        leave_25(seed)  # Buffers grow to their working size.
+    rounds = [leave_25(seed) for seed in range(2, 8)]
+    # A heap breathes by some MiB but comes back to the same floor; a leak raises the floor.
+    early = {name: min(measured[name] for measured in rounds[:3]) for name in rounds[0]}
+    late = {name: min(measured[name] for measured in rounds[3:]) for name in rounds[0]}
+    grown = {name: (late[name] - early[name]) >> 10 for name in early}
+    print(f"KiB the floor rose in 75 cancelled requests: {grown}")
+    # Triton's own heap is looked at apart: it is not ours, and fills its arenas over hundreds of requests.
+    assert grown.pop("tritonserver") < 8 << 10
+    assert max(grown.values()) < 2 << 10, grown
     expected = ask(server, "chat", "What is the capital of France?", temperature=0.0, max_tokens=20)
     assert "Paris" in expected.text
     for stage in ("prefill", "decode"):

@@ -6,10 +6,14 @@ import json
 from typing import Any
 
 import pytest
+
 from tests.server.helpers import Answer, ask, ask_together
 from tests.server.reference import Reference, prose
 from tests.server.serving import CHUNK, MAX_CONTEXT, PAGE_SIZE
 from tritone.supervisor import Server
+
+# The reference is slow where others use the machine too.
+pytestmark = pytest.mark.timeout(900)
 
 BORDERS = (PAGE_SIZE, 2 * PAGE_SIZE, CHUNK, 2 * CHUNK)
 LENGTHS = (1, 2, 5, 17, 100, 200, 1000, 2000, *(border + step for border in BORDERS for step in (-1, 0, 1)))
@@ -58,7 +62,9 @@ def test_greedy_equals_transformers_alone(server: Server, prompts: Any, referenc
 
 
 def test_greedy_equals_transformers_20_at_once(server: Server, prompts: Any, reference: Any) -> None:
-    answers = ask_together(server, "chat", [(json.dumps(ids), greedy(length)) for length, ids in prompts.items()])
+    answers = ask_together(
+        server, "chat", [(json.dumps(ids), greedy(length)) for length, ids in prompts.items()]
+    )
     wrong = {
         length: (answer.tokens, reference[length])
         for length, answer in zip(prompts, answers, strict=True)
@@ -80,7 +86,9 @@ def sampled(server: Server, seed: int, **options: Any) -> Answer:
 def test_same_seed_same_tokens_alone_and_beside_15_others(server: Server) -> None:
     alone = sampled(server, 1234)
     assert len(alone.tokens) == FREE["max_tokens"]
-    others = [(question(n), FREE | {"seed": n, "temperature": 0.5 + n / 10, "max_tokens": 8 + n}) for n in range(15)]
+    others = [
+        (question(n), FREE | {"seed": n, "temperature": 0.5 + n / 10, "max_tokens": 8 + n}) for n in range(15)
+    ]
     together = ask_together(server, "chat", [*others[:9], (question(7), FREE | {"seed": 1234}), *others[9:]])
     assert together[9].tokens == alone.tokens
     assert together[9].logprobs == alone.logprobs or _close(together[9], alone)
@@ -88,7 +96,9 @@ def test_same_seed_same_tokens_alone_and_beside_15_others(server: Server) -> Non
 
 def _close(one: Answer, other: Answer) -> bool:
     """A batch may round the last bits of a log-probability otherwise; never the choice."""
-    return all(abs(a["logprob"] - b["logprob"]) < 1e-3 for a, b in zip(one.logprobs, other.logprobs, strict=True))
+    return all(
+        abs(a["logprob"] - b["logprob"]) < 1e-3 for a, b in zip(one.logprobs, other.logprobs, strict=True)
+    )
 
 
 def test_different_seeds_differ_and_temperature_0_needs_none(server: Server) -> None:

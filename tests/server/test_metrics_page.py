@@ -49,7 +49,11 @@ def test_histograms(busy: Scrape, name: str) -> None:
         assert count > 0
         assert busy.value(f"{name}_sum", stage=stage) > 0
         assert busy.value(f"{name}_bucket", stage=stage, le="+Inf") == count
-        edges = {dict(labels)["le"] for (found, labels) in busy.samples if found == f"{name}_bucket" and ("stage", stage) in labels}
+        edges = {
+            dict(labels)["le"]
+            for (found, labels) in busy.samples
+            if found == f"{name}_bucket" and ("stage", stage) in labels
+        }
         assert len(edges) >= 12
 
 
@@ -63,13 +67,16 @@ def test_gauges(busy: Scrape, name: str) -> None:
 def test_an_idle_server_holds_nothing(busy: Scrape, server: Server) -> None:
     assert busy.held() == {}
     for stage, part in (("prefill", server.deployment.prefill), ("decode", server.deployment.decode)):
-        assert busy.value("tritone_pages", stage=stage, state="free") == part.pool_tokens // server.deployment.page_size
+        assert (
+            busy.value("tritone_pages", stage=stage, state="free")
+            == part.pool_tokens // server.deployment.page_size
+        )
 
 
 def test_counts_move_by_what_was_done(server: Server) -> None:
     before = settled(server)
     asked = [(f"Name {count} animals.", {"max_tokens": 6 + count, "temperature": 0.0}) for count in range(5)]
-    answers = ask_together(server, "chat", asked) + [ask(server, "omni", "Say hello.", max_tokens=9, seed=1)]
+    answers = [*ask_together(server, "chat", asked), ask(server, "omni", "Say hello.", max_tokens=9, seed=1)]
     spoken = ask(server, "speech", "Hello there.")
     refusal(server, "chat", "")
     after = settled(server)

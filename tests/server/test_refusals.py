@@ -1,4 +1,4 @@
-"""What cannot be answered is refused at once: the error names field, value and what is allowed, and nothing stays."""
+"""What cannot be answered is refused at once, naming field, value and what is allowed; nothing stays."""
 
 from __future__ import annotations
 
@@ -43,13 +43,19 @@ MESSAGES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "no object": ("[1]", ("messages[0]", "1", "role")),
     "no json": ("[hello", ("messages", "'['", "not JSON")),
     "no role": ([{"content": "x"}], ("messages[0].role", "None", "system, user, assistant, tool")),
-    "unknown role": ([{"role": "robot", "content": "x"}], ("messages[0].role", "'robot'", "system, user, assistant, tool")),
+    "unknown role": (
+        [{"role": "robot", "content": "x"}],
+        ("messages[0].role", "'robot'", "system, user, assistant, tool"),
+    ),
     "role of another type": ([{"role": ["user"], "content": "x"}], ("messages[0].role", "['user']")),
     "no content": ([{"role": "user"}], ("messages[0].content", "None", "not empty")),
     "empty content": (user(""), ("messages[0].content", "''", "not empty")),
     "content of another type": (user(5), ("messages[0].content", "5")),
     "an image": (user([{"type": "image_url"}]), ("messages[0].content", "'image_url'", "text")),
-    "last is an answer": (user("x") + [{"role": "assistant", "content": "y"}], ("messages[1].role", "'assistant'")),
+    "last is an answer": (
+        [*user("x"), {"role": "assistant", "content": "y"}],
+        ("messages[1].role", "'assistant'"),
+    ),
     "lone surrogate": ('[{"role":"user","content":"a\\ud800b"}]', ("messages[0].content", "U+D800", "at 1")),
     "NUL": ("a\0b", ("messages", "NUL", "at 1")),
     "NUL in json": ('[{"role":"user","content":"a\\u0000b"}]', ("messages[0].content", "NUL", "at 1")),
@@ -68,10 +74,23 @@ def test_messages(server: Server, model: str, case: str) -> None:
     assert all(part in message for part in named), message
 
 
-@pytest.mark.parametrize(("content", "named"), [
-    ("[]", "0 tokens"), ("{}", "{}"), ("hi", "'hi'"), ("[-1]", "-1"), ("[49152]", "49152"), ("[1.5]", "1.5"),
-    ("[true]", "True"), ("[NaN]", "nan"), ('["a"]', "'a'"), (f"[{'9' * 6000}]", "999"), ("[" * 100_000, "[[["),
-], ids=lambda value: value[:8])
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("[]", "0 tokens"),
+        ("{}", "{}"),
+        ("hi", "'hi'"),
+        ("[-1]", "-1"),
+        ("[49152]", "49152"),
+        ("[1.5]", "1.5"),
+        ("[true]", "True"),
+        ("[NaN]", "nan"),
+        ('["a"]', "'a'"),
+        (f"[{'9' * 6000}]", "999"),
+        ("[" * 100_000, "[[["),
+    ],
+    ids=lambda value: value[:8],
+)
 def test_token_ids(server: Server, content: str, named: str) -> None:
     message = refusal(server, "chat", content, input_format="token_ids", **SHORT)
     assert "INVALID_ARGUMENT: messages" in message and named in message
@@ -90,7 +109,9 @@ def test_a_prompt_fills_the_context_and_no_more(server: Server, unharmed: None) 
 
 def test_an_answer_stops_where_the_context_ends(server: Server) -> None:
     ids = [100 + number % 900 for number in range(MAX_CONTEXT - 10)]
-    answer = ask(server, "chat", json.dumps(ids), input_format="token_ids", ignore_eos=True, max_tokens=MAX_CONTEXT)
+    answer = ask(
+        server, "chat", json.dumps(ids), input_format="token_ids", ignore_eos=True, max_tokens=MAX_CONTEXT
+    )
     assert answer.info["finish_reason"] == "length"
     assert answer.usage["completion_tokens"] == 10
 
@@ -103,7 +124,10 @@ def test_a_prompt_far_too_long(server: Server) -> None:
 OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens: 0"),
     "max_tokens negative": ({"max_tokens": -1}, "max_tokens: -1"),
-    "max_tokens above the context": ({"max_tokens": MAX_CONTEXT + 1}, f"max_tokens: {MAX_CONTEXT + 1} .*1 to {MAX_CONTEXT}"),
+    "max_tokens above the context": (
+        {"max_tokens": MAX_CONTEXT + 1},
+        f"max_tokens: {MAX_CONTEXT + 1} .*1 to {MAX_CONTEXT}",
+    ),
     "max_tokens of 64 bits": ({"max_tokens": 2**40}, f"max_tokens: {2**40}"),
     "max_tokens a fraction": ({"max_tokens": 1.5}, "max_tokens: 1.5"),
     "max_tokens a string": ({"max_tokens": "5"}, "max_tokens: '5'"),
@@ -147,18 +171,23 @@ def test_options(server: Server, case: str) -> None:
     assert re.search(pattern, message), message
 
 
-@pytest.mark.parametrize(("options", "named"), [
-    ({"voice": "bob"}, "voice: 'bob' is not allowed; allowed: heart"),
-    ({"voice": ""}, "voice: ''"),
-    ({"speed": 0.1}, "speed: 0.1 is not allowed; allowed: number 0.5 to 2"),
-    ({"audio_format": "mp3"}, "audio_format: 'mp3' is not allowed; allowed: float32 or pcm16_base64"),
-])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"voice": "bob"}, "voice: 'bob' is not allowed; allowed: heart"),
+        ({"voice": ""}, "voice: ''"),
+        ({"speed": 0.1}, "speed: 0.1 is not allowed; allowed: number 0.5 to 2"),
+        ({"audio_format": "mp3"}, "audio_format: 'mp3' is not allowed; allowed: float32 or pcm16_base64"),
+    ],
+)
 @pytest.mark.parametrize("model", ["omni", "speech"])
 def test_spoken_options(server: Server, model: str, options: dict[str, Any], named: str) -> None:
     assert named in refusal(server, model, "Hi", **options)
 
 
-@pytest.mark.parametrize("text", ["", "  ", "a\0b", b"\xff", "a" * 20_001], ids=["empty", "blank", "NUL", "no UTF-8", "long"])
+@pytest.mark.parametrize(
+    "text", ["", "  ", "a\0b", b"\xff", "a" * 20_001], ids=["empty", "blank", "NUL", "no UTF-8", "long"]
+)
 def test_text_to_speak(server: Server, text: str | bytes) -> None:
     assert "INVALID_ARGUMENT: text" in refusal(server, "speech", text)
 
@@ -168,7 +197,7 @@ def test_options_that_only_a_text_model_has(server: Server, option: str) -> None
     assert f"option '{option}' is unknown for 'speech'" in refusal(server, "speech", "Hi", **{option: 1})
 
 
-# -- tensors --------------------------------------------------------------------------------------------------------------
+# -- tensors --------------------------------------
 
 
 def infer(server: Server, request: service_pb2.ModelInferRequest) -> str:
@@ -193,15 +222,27 @@ def tensor_request(name: str, datatype: str, shape: list[int], raw: bytes) -> se
 ONE = b"\x02\0\0\0Hi"
 
 
-@pytest.mark.parametrize(("tensor", "named"), [
-    (("messages", "BYTES", [2], ONE * 2), ("messages", "[1]", "[2]")),
-    (("messages", "BYTES", [1, 1], ONE), ("messages", "[1]", "[1,1]")),
-    (("messages", "BYTES", [0], b""), ("messages", "[1]", "[0]")),
-    (("messages", "INT32", [1], b"\0\0\0\0"), ("messages", "INT32", "BYTES")),
-    (("messages", "BYTES", [1], b"\xff\xff\0\0Hi"), ("messages",)),
-    (("messages", "BYTES", [1], ONE * 2), ("messages",)),
-    (("question", "BYTES", [1], ONE), ("question", "chat")),
-], ids=["shape 2", "shape 1x1", "shape 0", "dtype", "length beyond the data", "two strings as one", "unknown input"])
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [
+        (("messages", "BYTES", [2], ONE * 2), ("messages", "[1]", "[2]")),
+        (("messages", "BYTES", [1, 1], ONE), ("messages", "[1]", "[1,1]")),
+        (("messages", "BYTES", [0], b""), ("messages", "[1]", "[0]")),
+        (("messages", "INT32", [1], b"\0\0\0\0"), ("messages", "INT32", "BYTES")),
+        (("messages", "BYTES", [1], b"\xff\xff\0\0Hi"), ("messages",)),
+        (("messages", "BYTES", [1], ONE * 2), ("messages",)),
+        (("question", "BYTES", [1], ONE), ("question", "chat")),
+    ],
+    ids=[
+        "shape 2",
+        "shape 1x1",
+        "shape 0",
+        "dtype",
+        "length beyond the data",
+        "two strings as one",
+        "unknown input",
+    ],
+)
 def test_tensors(server: Server, unharmed: None, tensor: Any, named: tuple[str, ...]) -> None:
     message = infer(server, tensor_request(*tensor))
     assert message, "not refused"
@@ -223,17 +264,20 @@ def test_an_unknown_output_is_an_error(server: Server) -> None:
     assert "embedding" in infer(server, request)
 
 
-# -- HTTP -----------------------------------------------------------------------------------------------------------------
+# -- HTTP --------------------------------------
 
 
-@pytest.mark.parametrize(("body", "named"), [
-    ({"messages": ""}, "messages: ''"),
-    ({"messages": "Hi", "max_tokens": 0}, "max_tokens: 0"),
-    ({"messages": "Hi", "top_q": 1}, "option 'top_q' is unknown"),
-    ({"messages": "Hi", "seed": 2**64}, "seed: "),
-    ({"messages": ["a", "b"]}, "messages"),
-    ({"messages": "Hi", "stop": ["a"]}, "stop"),
-])
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"messages": ""}, "messages: ''"),
+        ({"messages": "Hi", "max_tokens": 0}, "max_tokens: 0"),
+        ({"messages": "Hi", "top_q": 1}, "option 'top_q' is unknown"),
+        ({"messages": "Hi", "seed": 2**64}, "seed: "),
+        ({"messages": ["a", "b"]}, "messages"),
+        ({"messages": "Hi", "stop": ["a"]}, "stop"),
+    ],
+)
 def test_http_400(server: Server, body: dict[str, Any], named: str) -> None:
     status, answer = generate(server, "chat", body | {"stream": False})
     assert status == 400
@@ -241,13 +285,26 @@ def test_http_400(server: Server, body: dict[str, Any], named: str) -> None:
 
 
 def test_http_stream_400(server: Server) -> None:
-    with http_post(server, "/v2/models/chat/generate_stream", {"messages": "Hi", "temperature": 9}) as response:
+    with http_post(
+        server, "/v2/models/chat/generate_stream", {"messages": "Hi", "temperature": 9}
+    ) as response:
         assert response.status == 400
         assert "temperature: 9" in response.read().decode()
 
 
-@pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"messages": "\\ud800"}', b'{"messages": 5}', b'{"messages": null}',
-                                  b"\xff\xfe", b'{"messages": "x"' + b"}" * 5])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"",
+        b"[]",
+        b'{"messages": "\\ud800"}',
+        b'{"messages": 5}',
+        b'{"messages": null}',
+        b"\xff\xfe",
+        b'{"messages": "x"' + b"}" * 5,
+    ],
+)
 def test_http_bodies_that_triton_refuses(server: Server, body: bytes) -> None:
     """Triton's own parser answers 4xx or 5xx with an error in JSON."""
     status, answer = generate(server, "chat", body)
@@ -262,7 +319,7 @@ def test_infer_over_http_is_refused(server: Server) -> None:
         assert "decoupled" in response.read().decode()
 
 
-# -- many -----------------------------------------------------------------------------------------------------------------
+# -- many --------------------------------------
 
 WORKERS = 8
 EACH = 125
@@ -291,7 +348,9 @@ def test_1000_malformed_requests(server: Server, unharmed: None) -> None:
         connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=60)
         for _ in range(EACH):
             model, body = malformed_body(draw)
-            connection.request("POST", f"/v2/models/{model}/generate", body, {"Content-Type": "application/json"})
+            connection.request(
+                "POST", f"/v2/models/{model}/generate", body, {"Content-Type": "application/json"}
+            )
             response = connection.getresponse()
             data = response.read()
             assert response.status >= 400, (model, body[:200], data)
@@ -312,7 +371,9 @@ def test_1000_malformed_requests(server: Server, unharmed: None) -> None:
                 assert infer(server, tensor_request("messages", "BYTES", shape, ONE * int(np.prod(shape))))
 
     in_threads(WORKERS, lambda worker: (over_http if worker % 2 else over_grpc)(random.Random(worker)))
-    assert ask(server, "chat", "What is the capital of France?", temperature=0.0, max_tokens=20).text == expected
+    assert (
+        ask(server, "chat", "What is the capital of France?", temperature=0.0, max_tokens=20).text == expected
+    )
     wait_idle(server)
     assert shared_memory(server) == files
 
@@ -332,7 +393,11 @@ def test_a_refused_request_does_not_end_its_stream(server: Server) -> None:
         client.start_stream(lambda result, error: arrived.put(error or result))
         client.async_stream_infer("chat", inputs("chat", ""), enable_empty_final_response=True)
         assert "messages: ''" in str(arrived.get(timeout=30))
-        client.async_stream_infer("chat", inputs("chat", "Hi"), enable_empty_final_response=True,
-                                  parameters={"stream": False, **SHORT})
+        client.async_stream_infer(
+            "chat",
+            inputs("chat", "Hi"),
+            enable_empty_final_response=True,
+            parameters={"stream": False, **SHORT},
+        )
         assert arrived.get(timeout=30).as_numpy("event")[0] == b"end"
         client.stop_stream()

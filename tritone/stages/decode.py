@@ -172,13 +172,7 @@ class DecodeStage:
         answer.last_token = now
         if self._hidden is not None and answer.request.options.speech:
             running.hidden.append(output.hidden)
-        try:
-            self._send_text(running, answer.accept(output.info))
-        except Exception as error:  # whatever it is ends this request, never its neighbours
-            self._end(sequence)
-            failure = error if isinstance(error, TritoneError) else TritoneError(f"decode: {error!r}")
-            self._fail(running, Failure("error", failure.code, failure.message))
-            return
+        self._send_text(running, answer.accept(output.info))
         if answer.finish_reason is not None:
             self._end(sequence)
             self._finish(running)
