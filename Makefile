@@ -41,10 +41,10 @@ lint: $(VENV)/test.stamp ## style and types
 
 bench-%: $(VENV)/test.stamp ## a benchmark, perf/bench_X.py; QUICK=1 for a short one
 	@test -f perf/bench_$*.py || { echo "no such benchmark; there are:" $$(ls perf/bench_*.py 2>/dev/null | sed -E 's/.*bench_(.*)\.py/\1/'); exit 2; }
-	@$(BIN)/python perf/bench_$*.py $(if $(QUICK),--quick)
+	@$(BIN)/python -m perf.bench_$* $(if $(QUICK),--quick)
 
 soak: $(VENV)/test.stamp ## a long run with many clients; QUICK=1 for a short one
-	@$(BIN)/python perf/soak.py $(if $(QUICK),--quick)
+	@$(BIN)/python -m perf.soak $(if $(QUICK),--quick)
 
 clean: ## remove the environment and everything made: .venv, .cache, out
 	rm -rf $(VENV) .cache out .mypy_cache .ruff_cache .pytest_cache *.egg-info

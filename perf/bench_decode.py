@@ -1,7 +1,7 @@
 """Decode and prefill speed of the engine beside `transformers`, and what Triton and speech add.
 
 1. Engine against `transformers` generate (static batch, KV cache): same process, same threads, same checkpoint and dtype,
-   run in turn. Decode counts the tokens after the first; prefill is the time to the first token.
+   run in turn. Decode is the batch over the median step after the first token; prefill is the time to the first token.
 2. The share of a batch-1 decode step spent outside matrix multiplies.
 3. The whole server: time per token seen by a client of `chat` beside the engine's own step at the same batch, and time to
    first audio of `omni`.
@@ -13,7 +13,9 @@ import shutil
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -46,8 +48,8 @@ class EngineRunner:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def run(self, prompts: list[list[int]], tokens: int) -> tuple[float, float]:
-        """Seconds to every sequence's first token, and seconds from there to every sequence's last."""
+    def run(self, prompts: list[list[int]], tokens: int) -> tuple[float, list[float]]:
+        """Seconds to the last sequence's first token, and the seconds of each step that decodes the whole batch alone."""
         scheduler = self.engine.scheduler
         greedy = Sampling(temperature=0.0)
         sequences = [Sequence(i + 1, list(ids), len(ids), greedy, tokens) for i, ids in enumerate(prompts)]
@@ -56,25 +58,22 @@ class EngineRunner:
             scheduler.add(sequence)
         while any(sequence.answer_length < 1 for sequence in sequences):
             self.engine.step()
-        # Some sequences were ahead while others still computed their prompts; what follows is decode alone.
-        first = time.perf_counter()
-        ahead = sum(sequence.answer_length for sequence in sequences) - len(sequences)
-        while scheduler.running:
-            self.engine.step()
-            for sequence in list(scheduler.running):
-                if sequence.answer_length >= tokens:
-                    scheduler.remove(sequence)
-        last = time.perf_counter()
-        self.decoded = len(sequences) * (tokens - 1) - ahead
-        return first - begun, last - first
+        first = time.perf_counter() - begun
+        steps = []
+        for _ in range(tokens - 1):
+            begun = time.perf_counter()
+            outputs = self.engine.step()
+            steps.append(time.perf_counter() - begun)
+            assert len(outputs) == len(sequences)
+        for sequence in sequences:
+            scheduler.remove(sequence)
+        return first, steps
 
     def decode_rate(self, prompts: list[list[int]], tokens: int) -> float:
-        _, seconds = self.run(prompts, tokens)
-        return self.decoded / seconds
+        return len(prompts) / median(self.run(prompts, tokens)[1])
 
     def prefill_rate(self, prompt: list[int]) -> float:
-        seconds, _ = self.run([prompt], 1)
-        return len(prompt) / seconds
+        return len(prompt) / self.run([prompt], 1)[0]
 
 
 class TransformersRunner:
@@ -84,21 +83,28 @@ class TransformersRunner:
         self.model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
 
     @torch.inference_mode()
-    def _generate(self, prompts: list[list[int]], tokens: int) -> float:
+    def _generate(self, prompts: list[list[int]], tokens: int) -> list[float]:
+        """Seconds from the call to each token of the batch."""
         ids = torch.tensor(prompts)
+        moments: list[float] = []
+
+        def clock(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            moments.append(time.perf_counter() - begun)
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
         begun = time.perf_counter()
         self.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
-            pad_token_id=0, eos_token_id=None,
+            pad_token_id=0, eos_token_id=None, stopping_criteria=[clock],
         )
-        return time.perf_counter() - begun
+        return moments
 
     def decode_rate(self, prompts: list[list[int]], tokens: int) -> float:
-        first = self._generate(prompts, 1)
-        return len(prompts) * (tokens - 1) / (self._generate(prompts, tokens) - first)
+        moments = self._generate(prompts, tokens)
+        return len(prompts) / median(later - earlier for earlier, later in pairwise(moments))
 
     def prefill_rate(self, prompt: list[int]) -> float:
-        return len(prompt) / self._generate([prompt], 1)
+        return len(prompt) / self._generate([prompt], 1)[0]
 
 
 def prompts_of(count: int, length: int, vocabulary: int) -> list[list[int]]:
@@ -112,8 +118,8 @@ def compare(engine: EngineRunner, reference: TransformersRunner, vocabulary: int
     batches = (1, 32) if quick else BATCHES
     with Progress(console=console, transient=True) as progress:
         for batch in batches:
-            tokens = (16 if batch == 1 else 6) if quick else (48 if batch == 1 else 24)
-            rounds = (3 if batch == 1 else 2) if quick else 7
+            tokens = (12 if batch == 1 else 6) if quick else 32
+            rounds = 2 if quick else 5
             prompts = prompts_of(batch, PROMPT, vocabulary)
             task = progress.add_task(f"decode, batch {batch}", total=rounds)
             values = interleave(
@@ -166,8 +172,8 @@ def outside_matmul(engine: EngineRunner, vocabulary: int, rounds: int) -> Spread
             spent[0] = 0.0
             engine.run(prompts, 1)
             prefill, spent[0] = spent[0], 0.0
-            _, seconds = engine.run(prompts, 33)
-            shares.append(1 - (spent[0] - prefill) / seconds)
+            _, steps = engine.run(prompts, 33)
+            shares.append(1 - (spent[0] - prefill) / sum(steps))
     finally:
         DenseLinear.__call__ = plain  # type: ignore[method-assign]
     return Spread.of(shares)
@@ -210,16 +216,15 @@ def stream_times(url: str, model: str, streams: int, tokens: int) -> list[dict[s
 
 def through_server(deployment: Deployment, engine: EngineRunner, vocabulary: int, quick: bool) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    rounds = 2 if quick else 5
-    tokens = 24 if quick else 64
+    rounds = 1 if quick else 5
+    tokens = 16 if quick else 64
     with Server(deployment, shared_memory=required_shared_memory) as server:
         stream_times(server.grpc_url, "omni", 1, 8)
         for streams in (1, 16):
             prompts = prompts_of(streams, PROMPT // 3, vocabulary)
             per_step: dict[str, list[float]] = {"engine": [], "server": []}
             for _ in range(rounds):
-                _, seconds = engine.run(prompts, tokens)
-                per_step["engine"].append(seconds / (engine.decoded / streams))
+                per_step["engine"].append(median(engine.run(prompts, tokens)[1]))
                 runs = stream_times(server.grpc_url, "chat", streams, tokens)
                 per_step["server"].append(max(r["decoding"] for r in runs) / (tokens - 1))
             overhead = [(a - b) / streams for a, b in zip(per_step["server"], per_step["engine"], strict=True)]
