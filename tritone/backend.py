@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +23,8 @@ from tritone.metrics import METRICS, Metrics
 
 EXPORT_SECONDS = 0.25
 PARENT_SECONDS = 1.0
+REGION = re.compile(r"triton_\w+_backend_shm_region_[\w-]+")
+"""Name of a stub's shared-memory region, one of its arguments."""
 
 log = logging.getLogger(__name__)
 
@@ -140,15 +144,33 @@ class MetricsExporter:
 
 
 def end_with_parent() -> None:
-    """End this process when the server's is gone: a stub whose server was killed may wait for it for ever."""
+    """End this process when the server's is gone: a stub whose server was killed may wait for it for ever.
+
+    The stub gets a moment to end by itself, which also removes its shared memory; the supervisor removes what is left.
+    """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_SECONDS)
+        time.sleep(PARENT_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def record_region(stage: str) -> None:
+    """Note in the run directory which shared-memory region Triton made for this stub: it removes it itself only when it
+    ends in order, else the supervisor does."""
+    # Only here: the throw-away process that completes a configuration must start fast.
+    from tritone.deployment import ENVIRONMENT
+
+    run = os.environ.get(ENVIRONMENT)
+    if not run:
+        return
+    words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
+    regions = [word for word in words if REGION.fullmatch(word)]
+    (Path(run) / f"{stage}.regions").write_text("\n".join(regions))
 
 
 class StageModel:
@@ -173,6 +195,7 @@ class StageModel:
     def initialize(self, args: dict[str, Any]) -> None:
         logging.basicConfig(level=logging.INFO, format=f"{self.stage}: %(message)s")
         end_with_parent()
+        record_region(self.stage)
         self._spec: StageSpec = STAGES[self.stage]
         self.metrics = Metrics(self.stage)
         self.start(self.metrics)

@@ -51,7 +51,8 @@ class Event:
 
     index: int
     kind: str
-    """``text``, ``audio``, ``end`` or ``cancelled``; ``error`` is raised as RequestError instead."""
+    """``text``, ``audio``, ``end`` or ``cancelled``; ``error`` is raised as RequestError instead, and ``waiting`` is left out
+    (its index is then missing)."""
     text: str = ""
     audio: npt.NDArray[np.float32] | None = None
     """[samples] at 24 kHz, between -1 and 1."""
@@ -168,6 +169,8 @@ class Stream(Iterator[Event]):
         if item.error_message:
             raise _error_of(item.error_message, "INTERNAL")
         event = _event(item.infer_response, received)
+        if event.kind == "waiting":
+            return self._next()
         if event.kind == "error":
             code = str(event.info.get("code", "INTERNAL"))
             raise RequestError(str(event.info.get("message", "no message")), code if code in CODES else "INTERNAL")

@@ -222,8 +222,9 @@ class Failure:
 class Prefilled:
     """Prefill's answers on their way to decode: a hand-over, a failure, or (both None) a beat.
 
-    A beat carries nothing. It exists because a Triton ensemble shows a client's cancellation only to step calls that
-    begin after it: a stage that works long sends beats, so that the next stage sees the cancellation.
+    Beats exist because a Triton ensemble shows a client's cancellation only to step calls that begin after it: a stage
+    that works long sends beats, so that the next stages see the cancellation. The first beat of a session carries its
+    request without the ids, so that the stages after decode can know the session; later ones carry nothing.
     """
 
     request: GenerateRequest | None
@@ -272,7 +273,7 @@ class Event:
     - ``audio``: ``audio`` float32 [samples], 24 kHz.
     - ``end`` / ``error`` / ``cancelled``: last of every session; ``info`` holds finish_reason, usage and timings, or
       code and message.
-    - ``beat``: nothing (see :class:`Prefilled`).
+    - ``beat``: nothing (see :class:`Prefilled`); to the client it may become ``waiting``.
     """
 
     session: int

@@ -64,7 +64,8 @@ class Answer:
 
     @property
     def kinds(self) -> list[str]:
-        return [r.kind for r in self.responses]
+        """What the responses were; a slow machine puts ``waiting`` anywhere between them."""
+        return [r.kind for r in self.responses if r.kind != "waiting"]
 
     @property
     def end(self) -> Response:

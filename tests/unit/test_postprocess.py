@@ -16,7 +16,7 @@ from tritone.messages import Event, Failure, failure_event
 from tritone.metrics import Metrics
 from tritone.options import Options
 from tritone.pools import CancelBoard
-from tritone.stages.postprocess import PostprocessStage
+from tritone.stages.postprocess import WAITING_SECONDS, PostprocessStage
 
 
 class Bench:
@@ -259,3 +259,25 @@ def test_time_to_first_audio_is_observed_once(bench: Bench) -> None:
     assert observed[("tritone_time_to_first_audio_seconds", (("stage", "postprocess"),))] == pytest.approx(
         [2.0], abs=1.0
     )
+
+
+def test_a_streamed_request_that_has_nothing_to_say_gets_waiting_events(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("tritone.stages.postprocess.time.monotonic", lambda: now)
+    bench.start(1)
+    now += WAITING_SECONDS - 0.01
+    assert bench.send(1, "beat") is None
+    now += 0.02
+    assert bench.send(1, "beat") == {"index": 0, "event": "waiting"}
+    assert bench.send(1, "beat") is None
+    assert bench.send(1, "text", text="a") == {"index": 1, "event": "text", "text": "a"}
+
+
+def test_a_joined_answer_has_no_waiting_events(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tritone.stages.postprocess.time.monotonic", lambda: now)
+    bench.start(1, stream=False)
+    now += 10 * WAITING_SECONDS
+    assert bench.send(1, "beat") is None

@@ -65,6 +65,8 @@ class DecodeStage:
         self._max_queue = max_queue
         self._lease_seconds = lease_seconds
         self._running: dict[int, tuple[_Running, Sequence]] = {}
+        self._announced: set[int] = set()
+        """Sessions whose start has left while prefill still works on them; used by the thread of submit alone."""
         self._outbox = Outbox("decode-out")
         self._loop = EngineLoop(self, "decode")
 
@@ -72,14 +74,17 @@ class DecodeStage:
         """One message of integrity. Start and first token leave here, before the engine looks at the request."""
         if reply.is_cancelled():
             self._board.post(prefilled.session)
-        if prefilled.request is None:
-            reply.close()
-            return
         request = prefilled.request
-        self._outbox.put(reply, start_event(request))
+        if request is not None and request.session not in self._announced:
+            self._announced.add(request.session)
+            self._outbox.put(reply, start_event(request))
+        if request is None or (prefilled.handoff is None and prefilled.failure is None):
+            self._outbox.put(reply, Event(prefilled.session, "beat"), last=True)
+            return
+        self._announced.discard(request.session)
         if prefilled.handoff is None:
-            failure = prefilled.failure or Failure("error", "INTERNAL", "decode: neither a hand-over nor a failure arrived")
-            self._outbox.put(reply, failure_event(request.session, failure), last=True)
+            assert prefilled.failure is not None
+            self._outbox.put(reply, failure_event(request.session, prefilled.failure), last=True)
             return
         now = time.monotonic()
         handoff = prefilled.handoff

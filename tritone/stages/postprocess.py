@@ -22,11 +22,17 @@ from tritone.stages.reply import Reply
 
 SAMPLE_RATE = 24_000
 
+WAITING_SECONDS = 0.3
+"""A streamed request that has nothing to say gets a ``waiting`` event this often: Triton's HTTP front end notices that a
+client has gone only when it writes, and proxies close connections that stay silent."""
+
 
 @dataclass
 class _Session:
     options: Options
     created: float
+    sent: float
+    """When something was last sent to the client (at first: when the session began)."""
     index: int = 0
     samples: int = 0
     first_text: float | None = None
@@ -52,10 +58,10 @@ class PostprocessStage:
         session = self._sessions.get(event.session)
         if event.kind == "start":
             options = Options.from_json(event.info["options"])
-            self._sessions[event.session] = _Session(options, event.info["created"])
+            self._sessions[event.session] = _Session(options, event.info["created"], time.monotonic())
             self._metrics.gauge("tritone_sessions", len(self._sessions))
-        elif session is None or event.kind == "beat":
-            pass  # beats carry nothing; an unknown session already had its end
+        elif session is None:
+            pass  # it already had its end
         elif event.terminal:
             self._end(session, event, reply)
             return
@@ -68,6 +74,10 @@ class PostprocessStage:
 
     def _one(self, session: _Session, event: Event) -> Tensors | None:
         now = time.monotonic()
+        if event.kind == "beat":
+            if not session.options.stream or now - session.sent < WAITING_SECONDS:
+                return None
+            return client_tensors(self._next(session), "waiting")
         if event.kind == "text":
             if session.first_text is None and event.text:
                 session.first_text = now
@@ -126,4 +136,5 @@ class PostprocessStage:
     def _next(session: _Session) -> int:
         index = session.index
         session.index += 1
+        session.sent = time.monotonic()
         return index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +31,8 @@ class _Job:
     arrived: float
     beat: float
     started: float | None = None
+    announced: bool = False
+    """Whether a beat has carried the request."""
 
 
 class PrefillStage:
@@ -173,6 +175,6 @@ class PrefillStage:
         for job, _ in list(self._jobs.values()):
             if now - job.beat >= BEAT_SECONDS:
                 job.beat = now
-                job.reply.send(Prefilled(None, job.request.session))
-
-
+                request = None if job.announced else replace(job.request, ids=job.request.ids[:0])
+                job.announced = True
+                job.reply.send(Prefilled(request, job.request.session))

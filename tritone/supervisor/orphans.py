@@ -17,6 +17,7 @@ from tritone.deployment import ENVIRONMENT
 SHARED_MEMORY = Path("/dev/shm")
 PROGRAMS = ("triton_python_backend_stub", "tritonserver")
 POLL_SECONDS = 0.05
+KILL_SECONDS = 5.0
 _REGION = re.compile(r"triton_\w+_backend_shm_region_[\w-]+")
 
 
@@ -34,6 +35,14 @@ def end_processes(run: Path, grace: float) -> list[int]:
             continue
         for region in regions:
             region.unlink(missing_ok=True)
+    # A signal takes its time with a process of many gigabytes.
+    deadline = time.monotonic() + KILL_SECONDS
+    while left and processes_of(run) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    # Those of stages that ended before, but not in order.
+    for record in run.glob("*.regions"):
+        for name in record.read_text().split():
+            (SHARED_MEMORY / name).unlink(missing_ok=True)
     return left
 
 
