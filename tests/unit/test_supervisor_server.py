@@ -91,8 +91,13 @@ def server(folder: Path) -> Iterator[Server]:
         yield server
 
 
+PATTERN = "triton_tritone*_backend_shm_region_*"
+BEFORE = frozenset(SHARED_MEMORY.glob(PATTERN))
+
+
 def regions() -> list[Path]:
-    return list(SHARED_MEMORY.glob("triton_tritone*_backend_shm_region_*"))
+    """Regions that these tests have left."""
+    return [path for path in SHARED_MEMORY.glob(PATTERN) if path not in BEFORE]
 
 
 def test_starts_answers_and_leaves_nothing(folder: Path) -> None:
