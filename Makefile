@@ -57,6 +57,7 @@ $(VENV)/runtime.stamp: $(REQUIREMENTS) pyproject.toml requirements/make_venv.sh
 	$(PIP) install -q $(PIP_ARGS) --no-deps -e .
 	@touch $@
 
-$(VENV)/test.stamp: $(VENV)/runtime.stamp requirements/test.txt
+$(VENV)/test.stamp: $(VENV)/runtime.stamp requirements/test.txt requirements/test-nodeps.txt
 	$(PIP) install -q $(PIP_ARGS) -r requirements/test.txt
+	$(PIP) install -q $(PIP_ARGS) --no-deps -r requirements/test-nodeps.txt
 	@touch $@
