@@ -37,7 +37,7 @@ def end_processes(run: Path, grace: float) -> list[int]:
             region.unlink(missing_ok=True)
     # A signal takes its time with a process of many gigabytes.
     deadline = time.monotonic() + KILL_SECONDS
-    while left and processes_of(run) and time.monotonic() < deadline:
+    while any(_lives(process) for process in left) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     # Those of stages that ended before, but not in order.
     for record in run.glob("*.regions"):
@@ -57,6 +57,14 @@ def processes_of(run: Path) -> list[int]:
         except OSError:
             continue  # it has just ended, or is another user's
     return found
+
+
+def _lives(process: int) -> bool:
+    """Whether it has not ended yet; one that only waits to be collected has."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 def _arguments(process: Path) -> list[str]:

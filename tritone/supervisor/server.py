@@ -36,6 +36,8 @@ STAGE_ENVIRONMENT = {
     # The supervisor has resolved everything to directories; a stage never goes to the network.
     "HF_HUB_OFFLINE": "1",
     "PYTHONUNBUFFERED": "1",
+    # Every thread of the server takes its own share of freed memory and keeps it; with few shares it stays small.
+    "MALLOC_ARENA_MAX": "2",
 }
 
 
