@@ -118,7 +118,7 @@ def compare(engine: EngineRunner, reference: TransformersRunner, vocabulary: int
     batches = (1, 32) if quick else BATCHES
     with Progress(console=console, transient=True) as progress:
         for batch in batches:
-            tokens = (12 if batch == 1 else 6) if quick else 32
+            tokens = (10 if batch == 1 else 5) if quick else 32
             rounds = 2 if quick else 5
             prompts = prompts_of(batch, PROMPT, vocabulary)
             task = progress.add_task(f"decode, batch {batch}", total=rounds)
@@ -132,7 +132,7 @@ def compare(engine: EngineRunner, reference: TransformersRunner, vocabulary: int
             )
             results[f"decode batch {batch}"] = summary(values)
         prompt = prompts_of(1, LONG_PROMPT, vocabulary)[0]
-        rounds = 2 if quick else 7
+        rounds = 1 if quick else 7
         task = progress.add_task("prefill", total=rounds)
         values = interleave(
             {"tritone": lambda: engine.prefill_rate(prompt), "transformers": lambda: reference.prefill_rate(prompt)},
@@ -234,7 +234,7 @@ def through_server(deployment: Deployment, engine: EngineRunner, vocabulary: int
                 "milliseconds per event added": vars(Spread.of([1000 * value for value in overhead])),
             }
         for streams in (1, 8):
-            runs = [run for _ in range(rounds) for run in stream_times(server.grpc_url, "omni", streams, 40)]
+            runs = [run for _ in range(rounds) for run in stream_times(server.grpc_url, "omni", streams, 16 if quick else 40)]
             results[f"speech, {streams} streams"] = {
                 "first text s": vars(Spread.of([r["first_text"] for r in runs])),
                 "first audio s": vars(Spread.of([r["first_audio"] for r in runs])),
@@ -262,8 +262,10 @@ def show(results: dict[str, Any]) -> None:
 def main() -> None:
     quick = is_quick()
     deployment = resolve_deployment(Deployment.load(Path("deployments/demo-cpu.yaml")), default_cache())
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    # The same prompts come again and again; all of them shall be computed.
     deployment = deployment.model_copy(
-        update={"server": deployment.server.model_copy(update={"http_port": 0, "grpc_port": 0, "metrics_port": 0})}
+        update={"server": deployment.server.model_copy(update=ports), "prefix_cache": False}
     )
     part = deployment.decode
     directory = Path(tempfile.mkdtemp(prefix="bench-decode-", dir="/dev/shm"))
@@ -279,7 +281,7 @@ def main() -> None:
             "threads": part.threads,
             "engine": compare(runner, reference, vocabulary, quick),
         }
-        share = outside_matmul(runner, vocabulary, 3 if quick else 7)
+        share = outside_matmul(runner, vocabulary, 2 if quick else 7)
         results["share of a batch-1 step outside matrix multiplies"] = vars(share)
         del reference
         results["server"] = through_server(deployment, runner, vocabulary, quick)

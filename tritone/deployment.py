@@ -23,6 +23,7 @@ ENVIRONMENT = "TRITONE_RUN"
 RESOLVED = "deployment.json"
 
 DType = Literal["auto", "float32", "bfloat16"]
+KVType = Literal["auto", "bf16", "float32", "fp8"]
 
 
 class _Part(BaseModel):
@@ -34,11 +35,15 @@ class EngineStage(_Part):
 
     device: Literal["cpu"] = "cpu"
     dtype: DType = "auto"
-    """Weights, activations and KV; ``auto`` is bfloat16 where the CPU multiplies it natively, else float32."""
+    """Weights and activations; ``auto`` is bfloat16 where the CPU multiplies it natively, else float32."""
+    kv: KVType = "auto"
+    """Keys and values in the pages; ``fp8`` is e4m3, half the bytes of bf16; ``auto`` is ``dtype``."""
     threads: int = Field(default=0, ge=0, le=512)
     """Compute threads; 0 is the number of usable cores."""
     pool_tokens: int = Field(default=32768, ge=16)
     """Tokens that fit into the page pool (rounded down to whole pages)."""
+    pool_bytes: int = Field(default=0, ge=0)
+    """Memory of the page pool instead of ``pool_tokens``: the tokens are as many as fit. 0: ``pool_tokens`` decides."""
     max_sequences: int = Field(default=64, ge=1, le=4096)
     """Sequences computed in one step; further ones wait in the queue."""
     max_batch_tokens: int = Field(default=512, ge=16)
@@ -82,6 +87,8 @@ class Deployment(_Part):
     """Prompt plus answer tokens of one request; 0 is the checkpoint's own limit."""
     default_max_tokens: int = Field(default=0, ge=0)
     """Answer length where a request names none; 0 is what the context still holds."""
+    prefix_cache: bool = True
+    """Whether prefill and decode keep the KV of full pages for prompts that begin alike."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """A hand-over block that its reader has not released after this time is taken back."""
     prefill: EngineStage = EngineStage()
@@ -101,6 +108,8 @@ class Deployment(_Part):
     def _fits(self) -> Deployment:
         for stage in ("prefill", "decode"):
             part: EngineStage = getattr(self, stage)
+            if part.pool_bytes:
+                continue  # how many tokens that is depends on the checkpoint: checked again once resolved
             held = part.pool_tokens // self.page_size * self.page_size
             if not held or self.max_context > held:
                 raise ValueError(

@@ -24,13 +24,14 @@ class MetricSpec:
 
 METRICS: dict[str, MetricSpec] = {
     "tritone_requests_total": MetricSpec("counter", "Requests ended, by outcome"),
-    "tritone_tokens_total": MetricSpec("counter", "Tokens computed, by kind (prompt, completion)"),
+    "tritone_tokens_total": MetricSpec("counter", "Tokens taken in and made, by kind (prompt, completion)"),
     "tritone_audio_seconds_total": MetricSpec("counter", "Seconds of audio made"),
-    "tritone_preemptions_total": MetricSpec("counter", "Sequences that gave their pages back and were computed again"),
+    "tritone_cached_tokens_total": MetricSpec("counter", "Prompt tokens whose KV was found in the prefix cache"),
+    "tritone_preemptions_total": MetricSpec("counter", "Times a sequence gave its pages back and went on later"),
     "tritone_leases_expired_total": MetricSpec("counter", "Hand-over blocks taken back from readers that never released them"),
     "tritone_queue_requests": MetricSpec("gauge", "Requests waiting in the stage"),
     "tritone_running_requests": MetricSpec("gauge", "Requests being computed in the stage"),
-    "tritone_pages": MetricSpec("gauge", "Pages of the KV pool, by state (free, used, leased)"),
+    "tritone_pages": MetricSpec("gauge", "Pages of the KV pool, by state (free, used, cached, leased)"),
     "tritone_hidden_blocks": MetricSpec("gauge", "Blocks of the hidden-state pool, by state (free, used, leased)"),
     "tritone_sessions": MetricSpec("gauge", "Sessions the stage keeps state of"),
     "tritone_time_to_first_token_seconds": MetricSpec("histogram", "From a request's arrival to its first token", SECONDS),

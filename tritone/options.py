@@ -21,6 +21,7 @@ IGNORED = frozenset({"id", "triton_enable_empty_final_response"})
 
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
+MAX_SALT = 128
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Options:
     stream: bool = True
     input_format: str = "chat"
     tools: tuple[Any, ...] = ()
+    cache_salt: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -126,6 +128,13 @@ def _text(name: str, value: Any, allowed: str) -> str:
     return value
 
 
+def _salt(name: str, value: Any, allowed: str) -> str:
+    text = _text(name, value, allowed)
+    if len(text) > MAX_SALT:
+        raise bad(name, value, allowed)
+    return text
+
+
 def _stop(name: str, value: Any, allowed: str) -> tuple[str, ...]:
     stops: Any = value
     if isinstance(value, str):
@@ -186,6 +195,8 @@ TABLE: tuple[OptionSpec, ...] = (
     OptionSpec("tools", _TEXT, "none", "a JSON list of tool objects", "Given to the chat template.", _tools),
     OptionSpec("input_format", _TEXT, "chat", "chat, text or token_ids",
                "`text`: no chat template; `token_ids`: a JSON list of ids.", _one_of("chat", "text", "token_ids")),
+    OptionSpec("cache_salt", _TEXT, "none", f"a string of 1 to {MAX_SALT} characters",
+               "Prompts share cached work only with prompts of the same salt; those without one among themselves.", _salt),
     OptionSpec("response", ("omni",), "text+audio", "text or text+audio", "What is answered.",
                _one_of("text", "text+audio")),
     OptionSpec("voice", _SPOKEN, "the voice's default", "a name of the voice list", "Who speaks.", _text),

@@ -1,9 +1,15 @@
 """prefill: token ids -> the first token, and the prompt's KV as leased blocks."""
 
+import os
+
 import triton_python_backend_utils as pb_utils
 
 from tritone.backend import StageModel, complete_config
 from tritone.messages import GenerateRequest
+
+NICE = 3
+"""Where prefill and decode share cores, running answers get about two thirds of them: a late token is seen at once, a prompt
+that takes a little longer is not. Threads made later inherit it."""
 
 
 class TritonPythonModel(StageModel):
@@ -18,6 +24,7 @@ class TritonPythonModel(StageModel):
         from tritone.deployment import Deployment, run_directory
         from tritone.stages.build import build_prefill
 
+        os.nice(NICE)
         self.work = build_prefill(Deployment.from_environment(), run_directory(), metrics)
 
     def handle(self, tensors, request):

@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +81,11 @@ class Answer:
     @property
     def usage(self) -> dict[str, Any]:
         return self.info["usage"]
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """``usage`` without what depends on earlier requests."""
+        return {name: value for name, value in self.usage.items() if name != "cached_tokens"}
 
     @property
     def logprobs(self) -> list[dict[str, Any]]:
@@ -203,6 +209,11 @@ def ask_together(server: Server, model: str, asked: Sequence[tuple[Any, dict[str
     return [request.finish() for request in requests]
 
 
+def fresh() -> dict[str, str]:
+    """An option that makes a prompt new to the prefix cache."""
+    return {"cache_salt": secrets.token_hex(8)}
+
+
 def refusal(server: Server, model: str, content: Any, **options: Any) -> str:
     """The message of a request that must be refused, with nothing answered before."""
     answer = ask(server, model, content, **options)
@@ -280,13 +291,14 @@ class Scrape:
         return {name for name, labels in self.samples if ("stage", stage) in labels}
 
     def gauges(self) -> dict[str, float]:
-        """Everything that must come back to where it was once no request is left."""
+        """Everything that must come back to where it was once no request is left; cached blocks count as free ones."""
         kept = ("queue_requests", "running_requests", "pages", "hidden_blocks", "sessions")
-        return {
-            f"{name} {' '.join(value for _, value in labels)}": value
-            for (name, labels), value in self.samples.items()
-            if name.removeprefix("tritone_") in kept
-        }
+        found: dict[str, float] = {}
+        for (name, labels), value in self.samples.items():
+            if name.removeprefix("tritone_") in kept:
+                key = f"{name} {' '.join('free' if label == 'cached' else label for _, label in labels)}"
+                found[key] = found.get(key, 0) + value
+        return found
 
     def held(self) -> dict[str, float]:
         """The gauges that show something held: empty on an idle server."""

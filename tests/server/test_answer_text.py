@@ -96,7 +96,7 @@ def test_streamed_and_joined_answers_are_equal(server: Server, model: str) -> No
     joined.check_complete()
     assert joined.kinds == ["end"]
     assert joined.text == streamed.text
-    assert joined.usage == streamed.usage
+    assert joined.counted == streamed.counted
     assert joined.audio.shape == streamed.audio.shape
     assert (model == "omni") == (joined.audio.size > 0)
     assert abs(joined.audio - streamed.audio).max(initial=0) < 1e-4
@@ -184,7 +184,7 @@ def test_http_says_the_same_as_grpc(server: Server) -> None:
     assert [event["event"] for event in events] == expected.kinds
     status, whole = generate(server, "chat", body | {"stream": False})
     assert (status, whole["text"], whole["event"]) == (200, expected.text, "end")
-    assert json.loads(whole["info"])["usage"] == expected.usage
+    assert expected.counted.items() <= json.loads(whole["info"])["usage"].items()
 
 
 def test_http_carries_audio_as_base64(server: Server) -> None:

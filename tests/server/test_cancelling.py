@@ -18,6 +18,7 @@ from tests.server.helpers import (
     Request,
     Scrape,
     ask,
+    fresh,
     http_post,
     in_threads,
     resident,
@@ -37,8 +38,13 @@ ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
 Leave = Callable[[], None]
 
 
+def unseen(model: str) -> dict[str, str]:
+    """Makes sure that a prompt is computed, whatever was asked before."""
+    return {} if model == "speech" else fresh()
+
+
 def grpc_stream(server: Server, model: str, content: str, wait: str | float, **options: Any) -> Leave:
-    request = Request(server, model, content, **options)
+    request = Request(server, model, content, **unseen(model), **options)
     if isinstance(wait, str):
         assert request.wait_for(wait).kind == wait
     else:
@@ -54,7 +60,7 @@ def grpc_stream(server: Server, model: str, content: str, wait: str | float, **o
 def http_stream(server: Server, model: str, content: str, wait: str | float, **options: Any) -> Leave:
     way = "generate" if options.get("stream") is False else "generate_stream"
     name = "text" if model == "speech" else "messages"
-    body = json.dumps({name: content, **options})
+    body = json.dumps({name: content, **unseen(model), **options})
     # A connection by hand: the head of the response comes only with its first event.
     connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=60)
     connection.request("POST", f"/v2/models/{model}/{way}", body, {"Content-Type": "application/json"})
@@ -72,6 +78,7 @@ def http_stream(server: Server, model: str, content: str, wait: str | float, **o
 
 
 CLIENT = """
+import os
 import sys
 from tritone.client import Client
 url, model, content, wait = sys.argv[1:]
@@ -79,7 +86,7 @@ client = Client(url)
 if model == "speech":
     stream = client.speak(content)
 else:
-    stream = client.chat(content, model=model, ignore_eos=True, max_tokens=1500)
+    stream = client.chat(content, model=model, ignore_eos=True, max_tokens=1500, cache_salt=str(os.getpid()))
 if wait:
     next(event for event in stream if event.kind == wait)
 print("now", flush=True)
@@ -150,8 +157,8 @@ def test_an_http_connection_closed_before_its_joined_answer(server: Server, unha
 
 def test_a_waiting_request_is_cancelled_before_it_starts(server: Server, unharmed: None) -> None:
     """Two prompts in front: the third leaves while it waits in the queue."""
-    front = [Request(server, "chat", LONG, max_tokens=1) for _ in range(2)]
-    last = Request(server, "chat", LONG + "!", max_tokens=1)
+    front = [Request(server, "chat", LONG, max_tokens=1, **fresh()) for _ in range(2)]
+    last = Request(server, "chat", LONG + "!", max_tokens=1, **fresh())
     time.sleep(0.3)
     before = Scrape(server).value("tritone_tokens_total", stage="prefill", kind="prompt")
     last.cancel()

@@ -92,7 +92,7 @@ def test_all_wrong_fields_are_named_at_once() -> None:
 def test_a_misspelt_field_is_answered_with_the_right_ones() -> None:
     assert "checkpoint, decode, default_max_tokens" in refusal({"chekpoint": "x"})
     message = refusal({"decode": {"thread": 1}})
-    assert "decode.thread: 1: no such field; allowed: device, dtype, max_batch_tokens, max_queue" in message
+    assert "decode.thread: 1: no such field; allowed: device, dtype, kv, max_batch_tokens, max_queue" in message
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 5])

@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, list[tuple[Any, Any]], list[Any]]] = {
               ["{}", "[1]", "[[]]", "nonsense", "", 3, True, "null"]),
     "input_format": ("chat omni", [("chat", "chat"), ("text", "text"), ("token_ids", "token_ids")],
                      ["", "Text", "json", 1, True, None]),
+    "cache_salt": ("chat omni", [("a", "a"), (" ", " "), ("é" * 128, "é" * 128)], ["", "x" * 129, 1, True, None, ["a"]]),
     "response": ("omni", [("text", None), ("text+audio", None)], ["audio", "", "text + audio", 1, None]),
     "voice": ("omni speech", [("anna", "anna"), ("berta", "berta")], ["", "carla", "Anna", 1, True, None]),
     "speed": ("omni speech", [(0.5, 0.5), (1, 1.0), (2, 2.0)], [0.49, 2.01, NAN, 0, "1", True]),

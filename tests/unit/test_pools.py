@@ -101,6 +101,61 @@ def test_free_list_against_a_set() -> None:
         assert free.available == 17 - len(held)
 
 
+# Kept blocks
+
+
+def test_a_kept_block_is_cached_when_nobody_holds_it() -> None:
+    free = FreeList(3)
+    block = free.allocate(1)[0]
+    free.keep(block)
+    free.share([block])
+    free.free([block])
+    assert (free.holders(block), free.cached, free.available) == (1, 0, 2)
+    free.free([block])
+    assert (free.holders(block), free.cached, free.available) == (0, 1, 3)
+    free.share([block])
+    assert (free.holders(block), free.cached, free.available) == (1, 0, 2)
+
+
+def test_a_block_has_one_holder_unless_it_is_kept() -> None:
+    free = FreeList(2)
+    with pytest.raises(ValueError, match="block 0 is not kept"):
+        free.share(free.allocate(1))
+    with pytest.raises(ValueError, match="block 1 is not allocated"):
+        free.keep(1)
+
+
+def test_cached_blocks_go_last_and_the_least_recently_used_first() -> None:
+    free, evicted = FreeList(6), list[int]()
+    free.on_evict = evicted.append
+    first, second = free.allocate(2), free.allocate(2)
+    for block in (*first, *second):
+        free.keep(block)
+    free.free(first)
+    free.free(second)
+    free.share([first[0]])
+    free.free([first[0]])
+    assert free.allocate(2) == [4, 5]
+    assert evicted == []
+    # Of blocks freed together the last one goes first: a prefix is worth more than what follows it.
+    assert free.allocate(4) == evicted == [first[1], second[1], second[0], first[0]]
+    assert free.available == 0
+    free.free(evicted)
+    assert (free.cached, free.available) == (0, 4)
+
+
+def test_all_cached_blocks_can_be_made_free() -> None:
+    free, evicted = FreeList(3), list[int]()
+    free.on_evict = evicted.append
+    held = free.allocate(2)
+    for block in held:
+        free.keep(block)
+    free.free([held[1]])
+    free.evict_all()
+    assert (evicted, free.cached, free.available) == ([held[1]], 0, 2)
+    assert free.is_kept(held[0])
+
+
 # The owner
 
 
@@ -123,7 +178,7 @@ def test_an_allocation_that_fails_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(PoolExhausted):
         pool.allocate(3)
     np.testing.assert_array_equal(pool.tags, tags)
-    assert pool.gauges() == {"free": 2, "leased": 0, "used": 2}
+    assert pool.gauges() == {"free": 2, "cached": 0, "leased": 0, "used": 2}
 
 
 def test_blocks_lie_side_by_side(tmp_path: Path) -> None:
@@ -139,13 +194,13 @@ def test_a_released_lease_is_collected(tmp_path: Path) -> None:
     pool = make(tmp_path)
     blocks = pool.allocate(3)
     refs = pool.lend(blocks, 30)
-    assert pool.gauges() == {"free": 1, "leased": 3, "used": 0}
+    assert pool.gauges() == {"free": 1, "cached": 0, "leased": 3, "used": 0}
     tags = pool.tags.copy()
     assert pool.collect() == 0
     assert pool.leased == 3
     PoolView(tmp_path, "pages").release(refs)
     assert pool.collect() == 0
-    assert pool.gauges() == {"free": 4, "leased": 0, "used": 0}
+    assert pool.gauges() == {"free": 4, "cached": 0, "leased": 0, "used": 0}
     np.testing.assert_array_equal(pool.tags, tags)
 
 
@@ -193,12 +248,54 @@ def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
     assert pool.available == 4
 
 
+def test_two_leases_of_the_same_kept_blocks(tmp_path: Path) -> None:
+    clock = Clock()
+    pool = make(tmp_path, clock=clock)
+    shared = pool.allocate(2)
+    for block in shared:
+        pool.keep(block)
+    pool.share(shared)
+    first = pool.lend([*shared, *pool.allocate(1)], 30)
+    clock.now += 1
+    second = pool.lend([*shared, *pool.allocate(1)], 30)
+    assert pool.gauges() == {"free": 0, "cached": 0, "leased": 4, "used": 0}
+    view = PoolView(tmp_path, "pages")
+    clock.now += 29
+    assert pool.collect() == 1
+    # What the second reader is still lent keeps its tags.
+    view.check(second)
+    with pytest.raises(StaleBlocks, match="tag"):
+        view.check(first)
+    assert pool.gauges() == {"free": 1, "cached": 0, "leased": 3, "used": 0}
+    pool.share(shared)
+    assert pool.gauges() == {"free": 1, "cached": 0, "leased": 1, "used": 2}
+    view.release(first)
+    view.release(second)
+    assert pool.collect() == 0
+    pool.free(shared)
+    assert pool.gauges() == {"free": 2, "cached": 2, "leased": 0, "used": 0}
+    tags = pool.tags[shared].copy()
+    pool.allocate(4)
+    assert not np.isin(pool.tags[shared], tags).any()
+
+
+def test_a_block_ends_one_lease_only(tmp_path: Path) -> None:
+    pool = make(tmp_path)
+    blocks = pool.allocate(2)
+    for block in blocks:
+        pool.keep(block)
+    pool.share(blocks)
+    pool.lend(blocks, 30)
+    with pytest.raises(ValueError, match="block 1 already ends a lease"):
+        pool.lend(blocks, 30)
+
+
 def test_leases_end_one_by_one(tmp_path: Path) -> None:
     pool = make(tmp_path)
     first, second = pool.lend(pool.allocate(1), 30), pool.lend(pool.allocate(2), 30)
     PoolView(tmp_path, "pages").release(first)
     pool.collect()
-    assert pool.gauges() == {"free": 2, "leased": 2, "used": 0}
+    assert pool.gauges() == {"free": 2, "cached": 0, "leased": 2, "used": 0}
     PoolView(tmp_path, "pages").check(second)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
+from tritone.engine.prefix_cache import PrefixCache
 from tritone.engine.scheduler import Plan, Scheduler
 from tritone.engine.sequence import Sequence
 from tritone.options import Sampling
@@ -15,18 +17,24 @@ from tritone.pools.free_list import FreeList
 GREEDY = Sampling(temperature=0.0)
 
 
-def next_token(tokens: list[int]) -> int:
-    """The rule: depends on every token before and on the order of them."""
-    value = 17
-    for token in tokens:
-        value = (value * 31 + token) % 1009
-    return value
+def kv_of(tokens: list[int], salt: str = "", foreign: int = 0) -> list[int]:
+    """The rule: what lies in the pages after each token depends on every token before and on their order, on the salt, and
+    on how many of them another engine computed."""
+    value, values = 17 + sum(salt.encode("utf-8", "surrogatepass")), []
+    for place, token in enumerate(tokens):
+        value = (value * 31 + token + (5 if place < foreign else 0)) % (2**61 - 1)
+        values.append(value)
+    return values
 
 
-def alone(prompt: list[int], count: int) -> list[int]:
+def next_token(tokens: list[int], salt: str = "", foreign: int = 0) -> int:
+    return kv_of(tokens, salt, foreign)[-1] % 1009
+
+
+def alone(prompt: list[int], count: int, salt: str = "", foreign: int = 0) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, salt, foreign))
     return tokens[len(prompt) :]
 
 
@@ -35,26 +43,52 @@ def sequence(session: int, prompt: list[int], max_tokens: int = 4, **more: objec
 
 
 class Machine:
-    """Runs plans as an engine would, and looks at every promise of the scheduler while it does."""
+    """Runs plans as an engine would, and looks at every promise of the scheduler while it does.
 
-    def __init__(self, pages: int, page_size: int, max_sequences: int, max_batch_tokens: int) -> None:
+    ``mixed``: imported KV differs from what is computed here."""
+
+    def __init__(
+        self, pages: int, page_size: int, max_sequences: int, max_batch_tokens: int, *, cache: bool = False, mixed: bool = False
+    ) -> None:
         self.pages = FreeList(pages)
-        self.scheduler = Scheduler(self.pages, page_size, max_sequences, max_batch_tokens)
+        self.mixed = mixed
+        self.cache = PrefixCache(self.pages, page_size, mixed=mixed) if cache else None
+        self.scheduler = Scheduler(self.pages, page_size, max_sequences, max_batch_tokens, cache=self.cache)
         self.memory: dict[tuple[int, int], int] = {}
         self.live: dict[int, Sequence] = {}
         self.admitted: list[int] = []
+        self.cached: dict[int, int] = {}
         self.imports: dict[int, int] = {}
+        self.restores = 0
+        self.known: dict[int, tuple[int, list[int]]] = {}
         self.finished: dict[int, list[int]] = {}
 
     def add(self, new: Sequence) -> None:
         self.live[new.session] = new
         self.scheduler.add(new)
 
-    def add_imported(self, session: int, prompt: list[int], max_tokens: int) -> None:
+    def add_imported(self, session: int, prompt: list[int], max_tokens: int, *, save: bool = False, salt: str = "") -> None:
         """As decode does: the prompt's KV comes from elsewhere, the first token is already known."""
-        new = sequence(session, prompt, max_tokens, imported=len(prompt), import_kv=self._import)
-        new.append(next_token(prompt))
+        new = sequence(
+            session,
+            prompt,
+            max_tokens,
+            imported=len(prompt),
+            foreign=len(prompt),
+            import_kv=self._import,
+            save_kv=self._save if save else None,
+            salt=salt,
+        )
+        new.append(next_token(prompt, salt, len(prompt) if self.mixed else 0))
         self.add(new)
+
+    def kv(self, s: Sequence, length: int) -> list[int]:
+        foreign = s.foreign if self.mixed else 0
+        known, values = self.known.get(s.session, (foreign, []))
+        if known != foreign or len(values) < length:
+            values = kv_of(s.tokens, s.salt, foreign)
+            self.known[s.session] = foreign, values
+        return values[:length]
 
     def abort(self, session: int) -> None:
         self.scheduler.remove(self.live.pop(session))
@@ -70,13 +104,16 @@ class Machine:
         spans = [(s, 1) for s in plan.decodes] + plan.chunks
         chosen: dict[int, int] = {}
         for s, count in spans:
+            values = self.kv(s, s.computed + count)
             for position in range(s.computed, s.computed + count):
-                self.memory[self._place(s, position)] = s.tokens[position]
+                self.memory[self._place(s, position)] = values[position]
         for s, count in spans:
             context = [self.memory[self._place(s, position)] for position in range(s.computed + count)]
-            chosen[s.session] = next_token(context)
+            assert context == self.kv(s, s.computed + count), "a page holds something else"
+            chosen[s.session] = context[-1] % 1009
         for s in self.scheduler.computed(plan):
             assert s.pending == 0
+            self.scheduler.enter(s)
             s.append(chosen[s.session])
             if s.answer_length >= s.max_tokens:
                 self.finished[s.session] = s.tokens[s.prompt_length :]
@@ -100,8 +137,20 @@ class Machine:
         self.imports[s.session] = self.imports.get(s.session, 0) + 1
         assert s.preemptions == 0
         assert s.computed == s.prompt_length
-        for position in range(s.prompt_length):
-            self.memory[self._place(s, position)] = s.tokens[position]
+        values = self.kv(s, s.prompt_length)
+        for position in range(s.cached, s.prompt_length):
+            self.memory[self._place(s, position)] = values[position]
+
+    def _save(self, s: Sequence) -> Callable[[Sequence], None]:
+        saved = [self.memory[self._place(s, position)] for position in range(s.computed)]
+
+        def restore(s: Sequence) -> None:
+            self.restores += 1
+            assert s.computed == len(saved)
+            for position in range(s.cached, len(saved)):
+                self.memory[self._place(s, position)] = saved[position]
+
+        return restore
 
     def _check(self, plan: Plan, preemptions: dict[int, int], up_to_date: list[int]) -> None:
         scheduler = self.scheduler
@@ -126,44 +175,69 @@ class Machine:
         for s in scheduler.running:
             if s.session not in self.admitted:
                 self.admitted.append(s.session)
+                self.cached[s.session] = s.cached
         for s in scheduler.waiting:
             assert not s.pages
             assert s.computed == 0
-        self._check_pages()
 
     def _check_pages(self) -> None:
-        held = [page for s in self.live.values() for page in s.pages]
-        assert len(held) == len(set(held)), "a page belongs to two sequences"
+        held = Counter(page for s in self.live.values() for page in s.pages)
+        entered = self.cache.pages() if self.cache is not None else set()
+        assert {page for page, count in held.items() if count > 1} <= entered, "a page belongs to two sequences"
         assert len(held) + self.pages.available == self.pages.total
+        every = range(self.pages.total)
+        assert list(map(self.pages.holders, every)) == [held[page] for page in every]
+        assert {page for page in every if self.pages.is_kept(page)} == entered
+        assert self.pages.cached == len(entered - set(held))
 
 
 def prompt_of(chance: random.Random, length: int) -> list[int]:
     return [chance.randrange(1009) for _ in range(length)]
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_traffic(seed: int) -> None:
+def prompts_that_share(chance: random.Random, longest: int) -> Callable[[], list[int]]:
+    """Prompts of which many begin alike: cut from one of three texts, some with an end of their own."""
+    texts = [prompt_of(chance, longest) for _ in range(3)]
+
+    def draw() -> list[int]:
+        length = chance.randint(1, longest)
+        text = chance.choice(texts)[:length]
+        own = chance.randint(0, length) if chance.random() < 0.5 else 0
+        return text[: length - own] + prompt_of(chance, own)
+
+    return draw
+
+
+@pytest.mark.parametrize("mode", ["plain", "saved", "cached", "cached and saved", "mixed"])
+@pytest.mark.parametrize("seed", range(24))
+def test_random_traffic(seed: int, mode: str) -> None:
     chance = random.Random(seed)
     page_size = chance.choice([1, 2, 4, 16])
     longest, most = chance.choice([(12, 6), (40, 10), (90, 30)])
     smallest = -(-(longest + most) // page_size)
     pages = smallest + chance.choice([0, 1, 3, smallest, 10 * smallest])
     max_sequences = chance.choice([1, 2, 5, 16])
-    machine = Machine(pages, page_size, max_sequences, chance.choice([max_sequences, 16, 64, 200]))
-    waiting = list(range(40))
+    budget = chance.choice([max_sequences, 16, 64, 200])
+    mixed, saved = mode == "mixed", mode in ("saved", "cached and saved", "mixed")
+    machine = Machine(pages, page_size, max_sequences, budget, cache=mode not in ("plain", "saved"), mixed=mixed)
+    if chance.random() < 0.5:
+        machine.scheduler.max_chunk_tokens = chance.choice([1, 8])
+    draw = prompts_that_share(chance, longest)
+    waiting = list(range(24))
     expected: dict[int, list[int]] = {}
     aborted: set[int] = set()
     imported: set[int] = set()
     for _ in range(20_000):
         while waiting and chance.random() < 0.4:
             session = waiting.pop(0)
-            prompt, count = prompt_of(chance, chance.randint(1, longest)), chance.randint(2, most)
-            expected[session] = alone(prompt, count)
+            prompt, count, salt = draw(), chance.randint(2, most), chance.choice(["", "", "one", "two"])
             if chance.random() < 0.5:
                 imported.add(session)
-                machine.add_imported(session, prompt, count)
+                expected[session] = alone(prompt, count, salt, len(prompt) if mixed else 0)
+                machine.add_imported(session, prompt, count, save=saved, salt=salt)
             else:
-                machine.add(sequence(session, prompt, count))
+                expected[session] = alone(prompt, count, salt)
+                machine.add(sequence(session, prompt, count, salt=salt))
         if machine.live and chance.random() < 0.02:
             victim = chance.choice(sorted(machine.live))
             aborted.add(victim)
@@ -179,6 +253,9 @@ def test_random_traffic(seed: int) -> None:
     assert first_come == sorted(first_come)
     assert {session for session in imported if session not in aborted} <= set(machine.imports) <= imported
     assert set(machine.imports.values()) <= {1}
+    if machine.cache is not None:
+        machine.cache.clear()
+        assert (len(machine.cache), machine.pages.cached, machine.pages.available) == (0, 0, pages)
 
 
 def test_the_random_traffic_does_preempt() -> None:
@@ -225,7 +302,44 @@ def test_decodes_come_first_and_chunks_share_the_rest() -> None:
     planned = [
         ([s.session for s in plan.decodes], [(s.session, n) for s, n in plan.chunks]) for plan in plans
     ]
-    assert planned == [([1], [(2, 15)]), ([1], [(2, 5), (3, 10)]), ([1, 2], [(3, 10)])]
+    assert planned == [([1], [(2, 12), (3, 3)]), ([1], [(2, 8), (3, 7)]), ([1, 2], [(3, 10)])]
+
+
+def test_a_short_prompt_need_not_wait_for_a_long_one() -> None:
+    machine = Machine(pages=200, page_size=16, max_sequences=4, max_batch_tokens=64)
+    machine.add(sequence(1, [1] * 1000, 2))
+    machine.step()
+    machine.add(sequence(2, [2] * 15, 2))
+    machine.step()
+    assert machine.live[2].answer_length == 1
+    counts = []
+    while machine.live[1].pending > 64:
+        counts.append(sum(n for _, n in machine.step().chunks))
+    # What nobody behind it wants goes to the long one again.
+    assert set(counts[2:]) == {64}
+
+
+def test_chunks_beside_decodes_have_a_limit_of_their_own() -> None:
+    machine = Machine(pages=200, page_size=16, max_sequences=4, max_batch_tokens=512)
+    machine.scheduler.max_chunk_tokens = 8
+    machine.add(sequence(1, [1] * 100, 40))
+    assert [n for _, n in machine.step().chunks] == [100]
+    machine.add(sequence(2, [2] * 100, 2))
+    for _ in range(12):
+        plan = machine.step()
+        assert (len(plan.decodes), [n for _, n in plan.chunks]) == (1, [8])
+    machine.run()
+
+
+def test_imports_beside_decodes_come_few_at_a_time() -> None:
+    machine = Machine(pages=400, page_size=16, max_sequences=8, max_batch_tokens=512)
+    machine.scheduler.max_chunk_tokens = 8
+    machine.add(sequence(1, [1], 40))
+    machine.step()
+    for session in range(2, 8):
+        machine.add_imported(session, [session] * 200, 10)
+    assert [len(machine.step().imports) for _ in range(4)] == [2, 2, 2, 0]
+    machine.run()
 
 
 def test_the_budget_holds_with_more_sequences_than_tokens() -> None:

@@ -12,6 +12,7 @@ from tritone.engine.sampling import choose
 from tritone.engine.scheduler import Plan, Scheduler
 from tritone.engine.sequence import Sequence
 from tritone.errors import TritoneError
+from tritone.kernels import KV
 from tritone.messages import TokenInfo
 from tritone.models.decoder import Batch
 
@@ -19,7 +20,7 @@ from tritone.models.decoder import Batch
 class Model(Protocol):
     """What the engine needs of a decoder."""
 
-    def forward(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor: ...
+    def forward(self, batch: Batch, kv: KV) -> torch.Tensor: ...
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
@@ -36,7 +37,7 @@ class Output:
 class Engine:
     """``kv`` is [pages, layers, 2, kv_heads, page_size, head_dim], shared with the pool behind ``scheduler.pages``."""
 
-    def __init__(self, model: Model, kv: torch.Tensor, scheduler: Scheduler) -> None:
+    def __init__(self, model: Model, kv: KV, scheduler: Scheduler) -> None:
         self.model = model
         self.kv = kv
         self.scheduler = scheduler
@@ -67,6 +68,7 @@ class Engine:
             if isinstance(info, TritoneError):
                 outputs.append(self._fail(sequence, info))
                 continue
+            self.scheduler.enter(sequence)
             sequence.append(info.token)
             outputs.append(Output(sequence, info, rows[row]))
         return outputs

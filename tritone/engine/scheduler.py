@@ -1,9 +1,11 @@
 """Which sequences compute how many tokens in the next step. Pure data structures; no torch.
 
 Continuous batching with chunked prefill: every step takes one token of each running sequence that is up to date, and fills
-the rest of its token budget with chunks of sequences that are not (new prompts, or preempted ones computed again). When a
+the rest of its token budget with chunks of sequences that are not (new prompts, or preempted ones computed again), oldest
+first; a prompt that takes more than one step leaves a quarter to those behind it, so that a short one need not wait. When a
 running sequence needs a page and none is free, the youngest running sequence gives its pages back and waits at the head of
-the queue; its tokens are kept, so its output is the same as without.
+the queue; its tokens are kept, so its output is the same as without. With a prefix cache a sequence begins with the pages
+that the cache holds of it, and gives it each page that is full.
 """
 
 from __future__ import annotations
@@ -11,20 +13,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from tritone.engine.prefix_cache import Pages, PrefixCache
 from tritone.engine.sequence import Sequence
-
-
-class Pages(Protocol):
-    """What the scheduler needs of a page pool."""
-
-    @property
-    def total(self) -> int: ...
-    @property
-    def available(self) -> int: ...
-    def allocate(self, count: int) -> list[int]: ...
-    def free(self, blocks: list[int]) -> None: ...
 
 
 @dataclass
@@ -39,9 +30,28 @@ class Plan:
         return bool(self.decodes or self.chunks)
 
 
+COPIES_PER_TOKEN = 32
+"""Copying the KV of so many tokens takes less time than computing one."""
+
+
 class Scheduler:
-    def __init__(self, pages: Pages, page_size: int, max_sequences: int, max_batch_tokens: int) -> None:
+    """``max_chunk_tokens`` (None: no limit of its own) is the most that chunks take of a step in which others decode: a
+    prompt's chunk lasts many times as long as a step of single tokens, and all running streams wait for it. Imports beside
+    them are limited likewise."""
+
+    def __init__(
+        self,
+        pages: Pages,
+        page_size: int,
+        max_sequences: int,
+        max_batch_tokens: int,
+        *,
+        cache: PrefixCache | None = None,
+        max_chunk_tokens: int | None = None,
+    ) -> None:
         self.pages = pages
+        self.cache = cache
+        self.max_chunk_tokens = max_chunk_tokens
         self.page_size = page_size
         self.max_sequences = max_sequences
         self.max_batch_tokens = max_batch_tokens
@@ -73,12 +83,17 @@ class Scheduler:
             if sequence.pending == 1 and self._grow(sequence, sequence.computed + 1):
                 plan.decodes.append(sequence)
                 budget -= 1
+        if self.max_chunk_tokens is not None and plan.decodes:
+            budget = min(budget, self.max_chunk_tokens)
         for sequence in self.running:
             if sequence.pending > 1 and budget > 0:
-                count = min(sequence.pending, budget)
-                plan.chunks.append((sequence, count))
-                budget -= count
-        self._admit(plan, budget)
+                self._catch_up(sequence)
+                budget -= self._plan(plan, sequence, budget)
+        budget = self._admit(plan, budget)
+        for index, (sequence, count) in enumerate(plan.chunks):
+            more = min(sequence.pending - count, budget)
+            plan.chunks[index] = (sequence, count + more)
+            budget -= more
         # A sequence planned above may have been preempted by an older one's growth.
         plan.decodes = [s for s in plan.decodes if s.pages]
         return plan
@@ -95,27 +110,60 @@ class Scheduler:
                 ready.append(sequence)
         return ready
 
-    def _admit(self, plan: Plan, budget: int) -> None:
+    def enter(self, sequence: Sequence) -> None:
+        """Give the prefix cache what a sequence has computed. Called once its token was chosen without a fault, so that a
+        prompt that failed or was aborted on its way leaves no page there."""
+        if self.cache is not None:
+            self.cache.enter(sequence)
+
+    def _plan(self, plan: Plan, sequence: Sequence, budget: int) -> int:
+        """Plan the next tokens of a sequence; gives how many."""
+        if sequence.pending == 1:
+            plan.decodes.append(sequence)
+            return 1
+        count = sequence.pending if sequence.pending <= budget else budget - budget // 4
+        plan.chunks.append((sequence, count))
+        return count
+
+    def _catch_up(self, sequence: Sequence) -> None:
+        """Skip what another sequence with the same beginning has computed meanwhile."""
+        shared = self.cache.match(sequence) if self.cache is not None else []
+        ahead = len(shared) * self.page_size - sequence.computed
+        if ahead <= 0:
+            self.pages.free(shared)
+            return
+        self.pages.free(sequence.pages[: len(shared)])
+        sequence.pages[: len(shared)] = shared
+        sequence.entered = len(shared)
+        sequence.cached += ahead
+        sequence.computed += ahead
+
+    def _admit(self, plan: Plan, budget: int) -> int:
+        """Let waiting sequences in, first come, first served; gives what is left of the budget."""
+        copied, beside = 0, bool(plan.decodes)
         while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
             sequence = self.waiting[0]
+            shared = self.cache.match(sequence) if self.cache is not None else []
             # One token beyond what is known, so that an admitted sequence can always make its next token.
-            need = self._pages_for(len(sequence.tokens) + 1)
+            need = self._pages_for(len(sequence.tokens) + 1) - len(shared)
             # While others run, keep a page for each of them: admission must not cause preemption at the next border.
             reserve = len(self.running)
             if need + reserve > self.pages.available and not (not self.running and need <= self.pages.available):
+                self.pages.free(shared)
                 break
             self.waiting.popleft()
-            sequence.pages = self.pages.allocate(need)
-            sequence.computed = sequence.imported
+            sequence.pages = shared + self.pages.allocate(need)
+            sequence.entered = len(shared)
+            sequence.cached = len(shared) * self.page_size
+            sequence.computed = max(sequence.imported, sequence.cached)
             self.running.append(sequence)
             if sequence.imported:
                 plan.imports.append(sequence)
-            count = min(sequence.pending, budget)
-            budget -= count
-            if sequence.pending == 1:
-                plan.decodes.append(sequence)
-            else:
-                plan.chunks.append((sequence, count))
+                copied += sequence.imported - sequence.cached
+            budget -= self._plan(plan, sequence, budget)
+            if beside and self.max_chunk_tokens is not None and copied > COPIES_PER_TOKEN * self.max_chunk_tokens:
+                break
+        return budget
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Give ``sequence`` pages for ``tokens`` tokens, preempting younger ones; False if it was preempted itself."""
@@ -131,8 +179,13 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        # Without all of its KV there is nothing to go on from: a prompt on its way is computed again.
+        if sequence.save_kv is not None and sequence.pending == 1:
+            sequence.import_kv = sequence.save_kv(sequence)
+            sequence.imported = sequence.computed
+        else:
+            sequence.drop_import()
         self._release(sequence)
-        sequence.imported = 0
         sequence.computed = 0
         sequence.preemptions += 1
         self.waiting.appendleft(sequence)

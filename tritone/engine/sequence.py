@@ -13,8 +13,9 @@ from tritone.options import Sampling
 class Sequence:
     """``tokens`` are prompt and answer; KV exists for the first ``computed`` of them, in ``pages``.
 
-    ``imported`` tokens come with KV computed elsewhere: at admission ``import_kv`` copies it into the sequence's pages
-    (False once that KV is gone, as after a preemption; then the tokens are computed again).
+    ``imported`` tokens come with KV from elsewhere: at admission ``import_kv`` copies it into the sequence's pages, except
+    those of the first ``cached`` tokens, which the prefix cache held. On preemption ``save_kv``, if there is one, puts the
+    KV aside and becomes the next ``import_kv``; without it the tokens are computed again.
     """
 
     session: int
@@ -25,6 +26,15 @@ class Sequence:
     logprobs: int | None = None
     imported: int = 0
     import_kv: Callable[[Sequence], None] | None = None
+    save_kv: Callable[[Sequence], Callable[[Sequence], None]] | None = None
+    foreign: int = 0
+    """So many tokens in front have KV made by another engine, whose numbers may differ from this one's."""
+    salt: str = ""
+    """Sequences of different salts never share pages."""
+    cached: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    """The prefix cache's keys of the full pages; ``entered`` of the pages held now were offered to it."""
+    entered: int = 0
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)
@@ -39,6 +49,12 @@ class Sequence:
     @property
     def answer_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    def drop_import(self) -> None:
+        """The KV to import is gone: all tokens are computed here."""
+        self.imported = self.foreign = 0
+        self.import_kv = None
+        self.keys = []
 
     def append(self, token: int) -> None:
         self.tokens.append(token)

@@ -8,11 +8,21 @@ from functools import lru_cache
 
 from tritone.errors import bad
 from tritone.kernels.build import BuildError, build_library
-from tritone.kernels.interface import HeadNorm, Kernels, PackedWeight, RopeTable
+from tritone.kernels.interface import KV, HeadNorm, Kernels, PackedWeight, QuantizedPages, RopeTable
 from tritone.kernels.native import NativeKernels
 from tritone.kernels.torch_kernels import TorchKernels
 
-__all__ = ["HeadNorm", "Kernels", "NativeKernels", "PackedWeight", "RopeTable", "TorchKernels", "default_kernels"]
+__all__ = [
+    "KV",
+    "HeadNorm",
+    "Kernels",
+    "NativeKernels",
+    "PackedWeight",
+    "QuantizedPages",
+    "RopeTable",
+    "TorchKernels",
+    "default_kernels",
+]
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx512": _AVX512,
-    "avx512bf16": (*_AVX512, "-mavx512bf16"),
+    "avx512bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
 }
 
 

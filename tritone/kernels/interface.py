@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +37,65 @@ class PackedWeight:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class QuantizedPages:
+    """KV pages of e4m3: ``codes`` float8_e4m3fn, shaped as other pages; ``scales`` float32 [layers, 2, kv_heads], > 0.
+
+    A value is its code times its head's scale. Conversion rounds ``x / scale`` to the nearest code, ties to even, and
+    saturates at +-448; no number and no infinity becomes NaN, and a NaN stays one, which attention passes on.
+
+    Keys are mixed first: a Hadamard transform over ``mixed_width`` neighbours, times ``key_factor``; ``rope_append`` mixes
+    the queries too, so that their products are the same. A code errs in proportion to its number, and a few large numbers
+    that keys and queries have in common made most of the error: mixed, it is half as much.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    def __post_init__(self) -> None:
+        layers, _, heads = self.codes.shape[1:4]
+        if self.codes.dtype != torch.float8_e4m3fn or self.scales.dtype != torch.float32:
+            raise ValueError("QuantizedPages: float8_e4m3fn codes with float32 scales")
+        if self.scales.shape != (layers, 2, heads) or not self.scales.is_contiguous():
+            raise ValueError(f"QuantizedPages: contiguous scales of shape {[layers, 2, heads]}")
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.codes.dtype
+
+
+def mixed_width(head_dim: int) -> int:
+    """How many neighbours are mixed: the largest power of two that divides ``head_dim``."""
+    return head_dim & -head_dim
+
+
+def key_factor(width: int) -> float:
+    """The factor of mixed keys. That of queries, and of the way back, is 1 / (width * this); all are powers of two."""
+    return 2.0 ** -((width.bit_length() - 1) // 2)
+
+
+KV = Tensor | QuantizedPages
+"""A pool of KV pages [pages, layers, 2, kv_heads, page_size, head_dim]."""
+
+
+def check_pages(source: Tensor, blocks: Sequence[int], held: Tensor, pages: Sequence[int], tokens: int) -> None:
+    """The conditions of ``convert_pages``: pages alike, one target a source, room for the tokens, all within the pools."""
+    if source.shape[1:] != held.shape[1:]:
+        raise ValueError(f"convert_pages: pages of shape {list(source.shape[1:])} into {list(held.shape[1:])}")
+    used = -(-tokens // held.shape[4])
+    if tokens < 1 or used > min(len(blocks), len(pages)):
+        raise IndexError(f"convert_pages: {tokens} tokens do not fit into {len(blocks)} pages read, {len(pages)} written")
+    for name, numbers, total in (("read", blocks, source.shape[0]), ("written", pages, held.shape[0])):
+        if min(numbers) < 0 or max(numbers) >= total:
+            raise IndexError(f"convert_pages: a page {name} is outside the {total} allowed")
+
+
 class Kernels(Protocol):
-    """Activations are float32 or bfloat16; so are KV pages, independently of them.
+    """Activations are float32 or bfloat16; KV pages are float32, bfloat16 or e4m3, independently of them.
 
     ``kv`` is the pool [pages, layers, 2, kv_heads, page_size, head_dim] with 0 = key and 1 = value on its third axis. Its
     last two axes are contiguous, the others may have any stride. ``page_size`` is a multiple of 16, at most 64.
@@ -60,27 +118,37 @@ class Kernels(Protocol):
         positions: Tensor,
         slots: Tensor,
         rope: RopeTable,
-        kv: Tensor,
+        kv: KV,
         layer: int,
         norm: HeadNorm | None = None,
     ) -> None:
         """Norm and rotate the queries and keys in ``qkv``, in place, and write keys and values into the pages.
 
         ``qkv`` [T, q_heads + 2 * kv_heads, head_dim], ``positions`` int32 [T], ``slots`` int64 [T] = physical page *
-        page_size + offset in it. Raises ``IndexError`` for a slot outside the pool or a position outside the table.
+        page_size + offset in it. With e4m3 pages the queries come back mixed, as the keys in the pages are.
+        Raises ``IndexError`` for a slot outside the pool or a position outside the table.
         """
         ...
 
     def paged_attention(
-        self, q: Tensor, kv: Tensor, layer: int, page_table: Tensor, starts: Tensor, context_lens: Tensor, scale: float
+        self, q: Tensor, kv: KV, layer: int, page_table: Tensor, starts: Tensor, context_lens: Tensor, scale: float
     ) -> Tensor:
         """Causal attention of new tokens over the pages of their own sequences, accumulated in float32.
 
         ``q`` [T, q_heads, head_dim], rows may be strided; ``page_table`` int32 [S, max_pages]; ``starts`` int32 [S + 1]:
         sequence s owns the rows starts[s] to starts[s + 1], its last tokens; ``context_lens`` int32 [S] counts them in.
         Gives [T, q_heads, head_dim] of q's dtype. A token gets the same bits whether it comes alone or inside a chunk
-        (native kernels). Raises ``IndexError`` for an empty sequence, a context that its pages cannot hold or a page
-        outside the pool.
+        (native kernels). A NaN among a token's keys, values or scores makes its result NaN. Raises ``IndexError`` for an
+        empty sequence, a context that its pages cannot hold or a page outside the pool.
+        """
+        ...
+
+    def convert_pages(self, source: KV, blocks: Sequence[int], kv: KV, pages: Sequence[int], tokens: int) -> int | None:
+        """Copy the first ``tokens`` tokens that lie in pages ``blocks`` of ``source`` into pages ``pages`` of ``kv``.
+
+        Both pools are contiguous and of the same page shape, their types may differ. Rows past ``tokens`` stay as they
+        are. Gives the index of the first page in which a NaN was made a code, or None.
+        Raises ``IndexError`` for a page outside its pool or too few pages.
         """
         ...
 

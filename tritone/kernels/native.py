@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,20 +12,21 @@ from torch import Tensor
 
 from tritone.errors import bad
 from tritone.kernels.build import INSTRUCTION_SETS
-from tritone.kernels.interface import HeadNorm, PackedWeight, RopeTable
+from tritone.kernels.interface import KV, HeadNorm, PackedWeight, QuantizedPages, RopeTable, check_pages
 from tritone.kernels.memory import HugeMemory
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "add_rms_norm": (None, [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT] + [_INT] * 2),
-    "rope_append": (_LONG, [_POINTER] * 8 + [_LONG] * 11 + [_FLOAT] + [_INT] * 3),
-    "paged_attention": (_LONG, [_POINTER] * 6 + [_LONG] * 11 + [_FLOAT] + [_INT] * 3),
+    "rope_append": (_LONG, [_POINTER] * 9 + [_LONG] * 11 + [_FLOAT] + [_INT] * 3),
+    "paged_attention": (_LONG, [_POINTER] * 7 + [_LONG] * 11 + [_FLOAT] + [_INT] * 3),
+    "convert_pages": (_LONG, [_POINTER] * 6 + [_LONG] * 5 + [_INT] * 3),
     "silu_mul": (None, [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2),
     "linear": (None, [_POINTER] * 4 + [_LONG] * 3 + [_INT] * 2),
     "pack": (None, [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2),
     "packed_bytes": (_LONG, [_LONG] * 2 + [_INT]),
 }
-_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
 _MAX_HEAD_DIM = 512
 # Below this many elements a second thread costs more than it saves.
 _PARALLEL_FROM = 1 << 16
@@ -51,7 +52,8 @@ class NativeKernels:
         self.name = f"native-{chosen}"
         functions = {name: _bind(loaded, name, chosen) for name in _SIGNATURES}
         self._norm, self._rope = functions["add_rms_norm"], functions["rope_append"]
-        self._attention, self._silu = functions["paged_attention"], functions["silu_mul"]
+        self._attention, self._convert = functions["paged_attention"], functions["convert_pages"]
+        self._silu = functions["silu_mul"]
         self._linear, self._pack, self._packed_bytes = functions["linear"], functions["pack"], functions["packed_bytes"]
         self._memory = HugeMemory()
 
@@ -82,13 +84,14 @@ class NativeKernels:
         positions: Tensor,
         slots: Tensor,
         rope: RopeTable,
-        kv: Tensor,
+        kv: KV,
         layer: int,
         norm: HeadNorm | None = None,
     ) -> None:
         tokens, heads, head_dim = qkv.shape
-        pages, _, _, kv_heads, page_size, _ = kv.shape
-        page_stride, layer_stride, kv_stride, head_stride = _kv_strides(kv, head_dim)
+        held, scales = _parts(kv, layer)
+        pages, _, _, kv_heads, page_size, _ = held.shape
+        page_stride, layer_stride, kv_stride, head_stride = _kv_strides(held, head_dim)
         _require(qkv.stride(1) == head_dim and qkv.stride(2) == 1, "rope_append: qkv rows must be contiguous")
         _require(positions.dtype == torch.int32 and slots.dtype == torch.int64, "rope_append: int32 positions, int64 slots")
         _require(positions.is_contiguous() and slots.is_contiguous(), "rope_append: positions and slots must be contiguous")
@@ -101,9 +104,10 @@ class NativeKernels:
             slots.data_ptr(),
             rope.cos.data_ptr(),
             rope.sin.data_ptr(),
-            kv.data_ptr() + layer * layer_stride * kv.element_size(),
+            held.data_ptr() + layer * layer_stride * held.element_size(),
             None if norm is None else norm.q.data_ptr(),
             None if norm is None else norm.k.data_ptr(),
+            scales,
             tokens,
             qkv.stride(0),
             heads - 2 * kv_heads,
@@ -117,7 +121,7 @@ class NativeKernels:
             head_stride,
             0.0 if norm is None else norm.eps,
             _TYPES[qkv.dtype],
-            _TYPES[kv.dtype],
+            _TYPES[held.dtype],
             _threads(tokens * heads * head_dim),
         )
         if failed:
@@ -128,11 +132,12 @@ class NativeKernels:
             )
 
     def paged_attention(
-        self, q: Tensor, kv: Tensor, layer: int, page_table: Tensor, starts: Tensor, context_lens: Tensor, scale: float
+        self, q: Tensor, kv: KV, layer: int, page_table: Tensor, starts: Tensor, context_lens: Tensor, scale: float
     ) -> Tensor:
         tokens, q_heads, head_dim = q.shape
-        pages, _, _, kv_heads, page_size, _ = kv.shape
-        page_stride, layer_stride, kv_stride, head_stride = _kv_strides(kv, head_dim)
+        held, scales = _parts(kv, layer)
+        pages, _, _, kv_heads, page_size, _ = held.shape
+        page_stride, layer_stride, kv_stride, head_stride = _kv_strides(held, head_dim)
         _require(q.stride(1) == head_dim and q.stride(2) == 1, "paged_attention: q rows must be contiguous")
         _require(q_heads % kv_heads == 0, "paged_attention: kv_heads must divide q_heads")
         for index in (page_table, starts, context_lens):
@@ -141,10 +146,11 @@ class NativeKernels:
         out = torch.empty((tokens, q_heads, head_dim), dtype=q.dtype)
         failed = self._attention(
             q.data_ptr(),
-            kv.data_ptr() + layer * layer_stride * kv.element_size(),
+            held.data_ptr() + layer * layer_stride * held.element_size(),
             page_table.data_ptr(),
             starts.data_ptr(),
             context_lens.data_ptr(),
+            scales,
             out.data_ptr(),
             page_table.shape[0],
             q.stride(0),
@@ -159,7 +165,7 @@ class NativeKernels:
             head_stride,
             scale,
             _TYPES[q.dtype],
-            _TYPES[kv.dtype],
+            _TYPES[held.dtype],
             torch.get_num_threads(),
         )
         if failed < 0:
@@ -170,6 +176,28 @@ class NativeKernels:
                 f"or its {page_table.shape[1]} pages, or a page is outside the {pages} allowed"
             )
         return out
+
+    def convert_pages(self, source: KV, blocks: Sequence[int], kv: KV, pages: Sequence[int], tokens: int) -> int | None:
+        (read, read_scales), (held, held_scales) = _parts(source), _parts(kv)
+        check_pages(read, blocks, held, pages, tokens)
+        _require(read.is_contiguous() and held.is_contiguous(), "convert_pages: pools must be contiguous")
+        found = self._convert(
+            read.data_ptr(),
+            (_LONG * len(blocks))(*blocks),
+            read_scales,
+            held.data_ptr(),
+            (_LONG * len(pages))(*pages),
+            held_scales,
+            tokens,
+            held[0].numel() // (held.shape[4] * held.shape[5]),
+            held.shape[3],
+            held.shape[4],
+            held.shape[5],
+            _TYPES[read.dtype],
+            _TYPES[held.dtype],
+            _threads(tokens * held[0].numel() // held.shape[4]),
+        )
+        return found - 1 if found else None
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         rows, n = gate_up.shape
@@ -216,6 +244,14 @@ def _bind(library: ctypes.CDLL, name: str, instruction_set: str) -> Callable[...
 
 def _threads(elements: int) -> int:
     return torch.get_num_threads() if elements >= _PARALLEL_FROM else 1
+
+
+def _parts(kv: KV, layer: int = 0) -> tuple[Tensor, int | None]:
+    """The elements of the pages, and where the layer's scales lie (null: they have none)."""
+    if isinstance(kv, QuantizedPages):
+        return kv.codes, kv.scales.data_ptr() + layer * kv.scales.stride(0) * 4
+    _require(kv.dtype != torch.float8_e4m3fn, "kv: e4m3 pages need their scales (QuantizedPages)")
+    return kv, None
 
 
 def _kv_strides(kv: Tensor, head_dim: int) -> tuple[int, int, int, int]:

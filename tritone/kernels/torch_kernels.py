@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tritone.kernels.interface import HeadNorm, PackedWeight, RopeTable
+from tritone.kernels.interface import (
+    KV,
+    HeadNorm,
+    PackedWeight,
+    QuantizedPages,
+    RopeTable,
+    check_pages,
+    key_factor,
+    mixed_width,
+)
+
+# Larger numbers are limited before they are mixed, so that infinities do not make NaN.
+_MIX_MOST = 1e30
 
 
 class TorchKernels:
@@ -24,7 +38,7 @@ class TorchKernels:
         positions: Tensor,
         slots: Tensor,
         rope: RopeTable,
-        kv: Tensor,
+        kv: KV,
         layer: int,
         norm: HeadNorm | None = None,
     ) -> None:
@@ -40,15 +54,24 @@ class TorchKernels:
             q.copy_(rms_norm(q, norm.q, norm.eps))
             k.copy_(rms_norm(k, norm.k, norm.eps))
         cos, sin = rope.cos[positions.long()].unsqueeze(1), rope.sin[positions.long()].unsqueeze(1)
+        rotated = []
         for x in (q, k):
             a, b = x.float().chunk(2, dim=-1)
-            x.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
+            rotated.append(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
+            x.copy_(rotated[-1])
         page, offset = slots // page_size, slots % page_size
-        kv[page, layer, 0, :, offset] = k.to(kv.dtype)
-        kv[page, layer, 1, :, offset] = v.to(kv.dtype)
+        if isinstance(kv, QuantizedPages):
+            q.copy_(mixed_queries(rotated[0]))
+        for half, x in enumerate((k, v)):
+            if isinstance(kv, QuantizedPages):
+                # Torch indexes bytes, but not float8.
+                codes = to_codes(mixed_keys(x) if half == 0 else x, kv.scales[layer, half, :, None])
+                kv.codes.view(torch.uint8)[page, layer, half, :, offset] = codes.view(torch.uint8)
+            else:
+                kv[page, layer, half, :, offset] = x.to(kv.dtype)
 
     def paged_attention(
-        self, q: Tensor, kv: Tensor, layer: int, page_table: Tensor, starts: Tensor, context_lens: Tensor, scale: float
+        self, q: Tensor, kv: KV, layer: int, page_table: Tensor, starts: Tensor, context_lens: Tensor, scale: float
     ) -> Tensor:
         pages, _, _, kv_heads, page_size, head_dim = kv.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -62,8 +85,8 @@ class TorchKernels:
             if int(ids.min()) < 0 or int(ids.max()) >= pages:
                 raise IndexError(f"page_table[{s}]: a page is outside the {pages} allowed")
             # [2, kv_heads, context, head_dim]
-            held = kv[ids, layer].permute(1, 2, 0, 3, 4).reshape(2, kv_heads, used * page_size, head_dim)
-            key, value = held[:, :, :length].float().unbind(0)
+            held = _wide(kv, ids, layer).permute(1, 2, 0, 3, 4).reshape(2, kv_heads, used * page_size, head_dim)
+            key, value = held[:, :, :length].unbind(0)
             rows = q[begin:end].float().mul(scale)
             query = rows.view(end - begin, kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, new, d]
             scores = query @ key.unsqueeze(1).transpose(-1, -2)
@@ -73,6 +96,30 @@ class TorchKernels:
             mixed = scores.softmax(-1) @ value.unsqueeze(1)
             out[begin:end] = mixed.permute(2, 0, 1, 3).reshape(end - begin, -1, head_dim).to(q.dtype)
         return out
+
+    def convert_pages(self, source: KV, blocks: Sequence[int], kv: KV, pages: Sequence[int], tokens: int) -> int | None:
+        read, held = _elements(source), _elements(kv)
+        check_pages(read, blocks, held, pages, tokens)
+        size, nan = held.shape[4], None
+        for index in range(-(-tokens // size)):
+            rows = min(size, tokens - index * size)
+            from_page, to_page = read[blocks[index], ..., :rows, :], held[pages[index], ..., :rows, :]
+            if isinstance(kv, QuantizedPages):
+                if isinstance(source, QuantizedPages) and torch.equal(source.scales, kv.scales):
+                    to_page.view(torch.uint8).copy_(from_page.view(torch.uint8))
+                    continue
+                from_page = _widened(from_page, source)
+                if not isinstance(source, QuantizedPages):
+                    from_page[:, 0] = mixed_keys(from_page[:, 0])
+                if nan is None and bool(from_page.isnan().any()):
+                    nan = index
+                to_page.view(torch.uint8).copy_(to_codes(from_page, kv.scales[..., None, None]).view(torch.uint8))
+            else:
+                values = _widened(from_page, source)
+                if isinstance(source, QuantizedPages):
+                    values[:, 0] = mixed_queries(values[:, 0])  # which is also the way back
+                to_page.copy_(values)
+        return nan
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -92,6 +139,51 @@ class TorchKernels:
         tall = x.repeat(2, 1) if rows == 1 else x
         y: Tensor = torch.ops.mkldnn._linear_pointwise(tall, weight.data, bias, "none", [], "")
         return y[:rows]
+
+
+def to_codes(x: Tensor, scale: Tensor) -> Tensor:
+    """float8_e4m3fn of ``x / scale``, to nearest, ties to even, saturating at +-448; NaN stays NaN."""
+    return (x.float() / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+
+
+def mixed_keys(x: Tensor) -> Tensor:
+    """Float32 Hadamard transform over ``mixed_width`` neighbours of the last axis, times ``key_factor``."""
+    return _mixed(x, key_factor(mixed_width(x.shape[-1])))
+
+
+def mixed_queries(x: Tensor) -> Tensor:
+    """The same with the factor of queries; undoes ``mixed_keys``."""
+    width = mixed_width(x.shape[-1])
+    return _mixed(x, 1.0 / (width * key_factor(width)))
+
+
+def _mixed(x: Tensor, factor: float) -> Tensor:
+    # Sums in the order of the native kernels: both give the same bits.
+    width, shape, step = mixed_width(x.shape[-1]), x.shape, 1
+    x = x.float().clamp(-_MIX_MOST, _MIX_MOST)
+    while step < width:
+        low, high = x.reshape(-1, 2, step).unbind(1)
+        x = torch.stack((low + high, low - high), dim=1)
+        step *= 2
+    return x.reshape(shape) * factor
+
+
+def _elements(kv: KV) -> Tensor:
+    return kv.codes if isinstance(kv, QuantizedPages) else kv
+
+
+def _widened(part: Tensor, kv: KV) -> Tensor:
+    """Float32 numbers of pages, or rows of one, [..., layers, 2, kv_heads, rows, head_dim] of ``kv``."""
+    wide = part.to(torch.float32, copy=True)
+    return wide * kv.scales[..., None, None] if isinstance(kv, QuantizedPages) else wide
+
+
+def _wide(kv: KV, ids: Tensor, layer: int) -> Tensor:
+    """One layer of some pages, float32 [pages, 2, kv_heads, page_size, head_dim]."""
+    if isinstance(kv, QuantizedPages):
+        codes = kv.codes.view(torch.uint8)[ids, layer].view(torch.float8_e4m3fn)
+        return codes.float() * kv.scales[layer, :, :, None, None]
+    return kv[ids, layer].float()
 
 
 def _takes_onednn(weight: Tensor) -> bool:

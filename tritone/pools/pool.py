@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +61,26 @@ class BlockPool:
 
     @property
     def available(self) -> int:
+        """Blocks that can be allocated: free and cached ones."""
         return self._free.available
 
     @property
+    def leases(self) -> int:
+        return len(self._leases)
+
+    @property
     def leased(self) -> int:
-        return sum(len(lease.blocks) for lease in self._leases.values())
+        """Blocks that leases alone hold."""
+        lent = Counter(block for lease in self._leases.values() for block in lease.blocks)
+        return sum(self._free.holders(block) <= count for block, count in lent.items())
+
+    @property
+    def on_evict(self) -> Callable[[int], None]:
+        return self._free.on_evict
+
+    @on_evict.setter
+    def on_evict(self, call: Callable[[int], None]) -> None:
+        self._free.on_evict = call
 
     def allocate(self, count: int) -> list[int]:
         """``count`` blocks with new tags; raises :class:`PoolExhausted` and takes none when fewer are free."""
@@ -74,8 +90,17 @@ class BlockPool:
             self._next_tag += 1
         return blocks
 
+    def share(self, blocks: Sequence[int]) -> None:
+        self._free.share(blocks)
+
     def free(self, blocks: Sequence[int]) -> None:
         self._free.free(blocks)
+
+    def keep(self, block: int) -> None:
+        self._free.keep(block)
+
+    def evict_all(self) -> None:
+        self._free.evict_all()
 
     def block(self, index: int) -> npt.NDArray[np.uint8]:
         """The bytes of one block, uint8 [block_bytes]."""
@@ -83,8 +108,11 @@ class BlockPool:
         return self.data[index * size : (index + 1) * size]
 
     def lend(self, blocks: Sequence[int], seconds: float) -> BlockRefs:
-        """Hand allocated blocks to one reader; :meth:`collect` frees them once released or overdue."""
-        slot = blocks[0]
+        """Hand allocated blocks to one reader, with the caller's hold on them; :meth:`collect` frees them once released or
+        overdue. Two readers may be lent the same kept blocks, but the last one of a lease must be in no other lease."""
+        slot = blocks[-1]
+        if slot in self._leases:
+            raise ValueError(f"block {slot} already ends a lease")
         lease = Lease(slot, secrets.randbits(62) + 1, tuple(blocks), self._clock() + seconds)
         self._leases[slot] = lease
         self._lease_words[slot] = lease.nonce
@@ -102,7 +130,7 @@ class BlockPool:
     def collect(self) -> int:
         """Free the blocks of leases that were released or are overdue; gives the number of overdue ones.
 
-        An overdue block's tag changes at once, so that a reader which is still copying finds out.
+        The tag of an overdue block that becomes free changes at once, so that a reader which is still copying finds out.
         """
         now = self._clock()
         overdue = 0
@@ -110,18 +138,23 @@ class BlockPool:
             released = int(self._lease_words[slot]) != lease.nonce
             if not released and now < lease.deadline:
                 continue
+            del self._leases[slot]
+            self._free.free(lease.blocks)
             if not released:
                 overdue += 1
                 self._lease_words[slot] = 0
                 for block in lease.blocks:
-                    self.tags[block] = self._next_tag
-                    self._next_tag += 1
-            del self._leases[slot]
-            self._free.free(lease.blocks)
+                    # What others hold, and what the prefix cache keeps, stays as it is: so may its reader.
+                    if not self._free.holders(block) and not self._free.is_kept(block):
+                        self.tags[block] = self._next_tag
+                        self._next_tag += 1
         return overdue
 
     def gauges(self) -> dict[str, float]:
-        return {"free": self.available, "leased": self.leased, "used": self.total - self.available - self.leased}
+        """Blocks by state; each is in one, so that they add up to the total."""
+        cached, leased = self._free.cached, self.leased
+        free = self.available - cached
+        return {"free": free, "cached": cached, "leased": leased, "used": self.total - free - cached - leased}
 
 
 def torch_view(pool_data: npt.NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> Any:

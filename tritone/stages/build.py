@@ -10,7 +10,7 @@ from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, Views
 from tritone.pools.pool import torch_view
 from tritone.progress import LoadProgress
-from tritone.sizes import HIDDEN_ROWS, ITEM_SIZES, page_count
+from tritone.sizes import HIDDEN_ROWS, ITEM_SIZES, KV_DTYPES, page_count
 
 if TYPE_CHECKING:
     from tritone.engine.engine import Engine
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from tritone.stages.prefill import PrefillStage
     from tritone.stages.talker import TalkerStage
     from tritone.stages.voicebox import VoiceBoxStage
+
+DECODE_CHUNK = 64
+"""The most tokens of a prompt that decode computes in a step in which answers go on."""
+
+SIZES = {"pool_tokens", "pool_bytes", "max_sequences", "max_batch_tokens", "max_queue"}
+"""Fields of an engine that change none of its numbers."""
+
 
 def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> PrefillStage:
     from tritone.stages.prefill import PrefillStage
@@ -37,11 +44,15 @@ def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> 
 
 
 def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> DecodeStage:
+    from tritone.models.decoder import DecoderConfig, load_kv_scales
     from tritone.stages.decode import DecodeStage
     from tritone.text.detokenizer import load_tokenizer
 
-    engine, pages, hidden = build_engine(deployment, deployment.decode, directory, "decode")
+    engine, pages, hidden = build_engine(deployment, deployment.decode, directory, "decode", max_chunk_tokens=DECODE_CHUNK)
     _warm_up(engine)
+    scales = None
+    if deployment.prefill.kv == "fp8":
+        scales = load_kv_scales(deployment.checkpoint, DecoderConfig.from_directory(deployment.checkpoint))
     return DecodeStage(
         engine,
         load_tokenizer(Path(deployment.checkpoint)),
@@ -52,6 +63,7 @@ def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> D
         metrics,
         max_queue=deployment.decode.max_queue,
         lease_seconds=deployment.lease_seconds,
+        prefill_scales=scales,
     )
 
 
@@ -76,14 +88,16 @@ def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics) ->
 
 
 def build_engine(
-    deployment: Deployment, part: EngineStage, directory: Path, name: str
+    deployment: Deployment, part: EngineStage, directory: Path, name: str, *, max_chunk_tokens: int | None = None
 ) -> tuple[Engine, BlockPool, BlockPool | None]:
     """An engine with its page pool and, where a voice is loaded, its hidden-state pool; files begin with ``name``."""
     import torch
 
     from tritone.engine.engine import Engine
+    from tritone.engine.prefix_cache import PrefixCache
     from tritone.engine.scheduler import Scheduler
-    from tritone.models.decoder import load_decoder
+    from tritone.kernels import QuantizedPages
+    from tritone.models.decoder import load_decoder, load_kv_scales
 
     torch.set_num_threads(part.threads)
     model = load_decoder(
@@ -95,13 +109,25 @@ def build_engine(
     config: DecoderConfig = model.config
     itemsize = ITEM_SIZES[part.dtype]
     shape = config.page_shape(deployment.page_size)
-    pages = BlockPool(directory, f"{name}_pages", page_count(deployment, part), shape, part.dtype, itemsize)
+    kv_dtype = KV_DTYPES[part.kv]
+    pages = BlockPool(directory, f"{name}_pages", page_count(deployment, part), shape, kv_dtype, ITEM_SIZES[kv_dtype])
     hidden = None
     if deployment.voice:
         blocks = deployment.talker.hidden_blocks
         hidden = BlockPool(directory, f"{name}_hidden", blocks, (HIDDEN_ROWS, config.hidden_size), part.dtype, itemsize)
-    scheduler = Scheduler(pages, deployment.page_size, part.max_sequences, part.max_batch_tokens)
-    kv: torch.Tensor = torch_view(pages.data, part.dtype, shape)
+    numbers = [stage.model_dump(exclude=SIZES) for stage in (deployment.prefill, deployment.decode)]
+    cache = PrefixCache(pages, deployment.page_size, mixed=numbers[0] != numbers[1]) if deployment.prefix_cache else None
+    scheduler = Scheduler(
+        pages,
+        deployment.page_size,
+        part.max_sequences,
+        part.max_batch_tokens,
+        cache=cache,
+        max_chunk_tokens=max_chunk_tokens,
+    )
+    kv: torch.Tensor = torch_view(pages.data, kv_dtype, shape)
+    if part.kv == "fp8":
+        return Engine(model, QuantizedPages(kv, load_kv_scales(deployment.checkpoint, config)), scheduler), pages, hidden
     return Engine(model, kv, scheduler), pages, hidden
 
 
@@ -117,3 +143,5 @@ def _warm_up(engine: Engine) -> None:
         for _ in range(3):
             engine.step()
         engine.scheduler.remove(sequence)
+    if engine.scheduler.cache is not None:
+        engine.scheduler.cache.clear()

@@ -13,6 +13,7 @@ from tritone.engine.engine import Engine, Output
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
 from tritone.errors import TritoneError
+from tritone.kernels import QuantizedPages, default_kernels
 from tritone.messages import BlockRefs, Event, Failure, GenerateRequest, Prefilled, TokenInfo, failure_event, start_event
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted, Views
@@ -23,6 +24,7 @@ from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
 from tritone.stages.prefill import BEAT_SECONDS
 from tritone.stages.reply import Reply
+from tritone.stages.saved import saver
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +54,23 @@ class DecodeStage:
         *,
         max_queue: int,
         lease_seconds: float,
+        prefill_scales: torch.Tensor | None = None,
     ) -> None:
+        """``prefill_scales`` are those of prefill's pages, if they are e4m3; this stage's own are the same numbers."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._tokenizer = tokenizer
         self._pages = pages
         self._hidden_pool = hidden
+        self._save_kv = saver(pages, self._scheduler.page_size)
         self._hidden = HiddenWriter(hidden, lease_seconds) if hidden else None
         self._views = views
         self._board = board
         self._metrics = metrics
         self._max_queue = max_queue
         self._lease_seconds = lease_seconds
+        self._prefill_scales = prefill_scales
+        self._kernels = default_kernels()
         self._running: dict[int, tuple[_Running, Sequence]] = {}
         self._announced: set[int] = set()
         """Sessions whose start has left while prefill still works on them; used by the thread of submit alone."""
@@ -117,6 +124,9 @@ class DecodeStage:
             logprobs=request.options.logprobs,
             imported=len(prompt),
             import_kv=self._import_kv,
+            save_kv=self._save_kv,
+            foreign=len(prompt),
+            salt=request.options.cache_salt,
             state=running,
         )
         sequence.append(first.token)
@@ -124,26 +134,33 @@ class DecodeStage:
         self._scheduler.add(sequence)
 
     def _import_kv(self, sequence: Sequence) -> None:
-        """Copy prefill's pages into the sequence's own; tags are compared before and after."""
+        """Copy prefill's pages into the sequence's own, in this pool's precision, except those that the prefix cache had;
+        tags are compared before and after."""
         running: _Running = sequence.state
         refs = running.refs
         assert refs is not None
         running.refs = None
         view = self._views.of(refs)
+        first = sequence.cached // self._scheduler.page_size
+        sources, targets = refs.blocks[first:], sequence.pages[first : len(refs.blocks)]
         try:
             view.check(refs)
             if refs.dtype == self._pages.header.dtype:
-                for source, target in zip(refs.blocks, sequence.pages, strict=False):
+                for source, target in zip(sources, targets, strict=True):
                     self._pages.block(target)[:] = view.block(source)
-            else:
-                blocks = torch_view(view.data, refs.dtype, refs.shape)
-                for source, target in zip(refs.blocks, sequence.pages, strict=False):
-                    self._engine.kv[target].copy_(blocks[source])
+            elif sources:
+                held: torch.Tensor = torch_view(view.data, refs.dtype, refs.shape)
+                pages = held if self._prefill_scales is None else QuantizedPages(held, self._prefill_scales)
+                tokens = sequence.imported - first * self._scheduler.page_size
+                wrong = self._kernels.convert_pages(pages, sources, self._engine.kv, targets, tokens)
+                if wrong is not None:
+                    raise TritoneError(f"decode: page {first + wrong} of the prompt's keys and values holds NaN")
             view.check(refs)
         finally:
             view.release(refs)
         handed_over = running.answer.handoff.timings["handed_over"]
         self._metrics.observe("tritone_handover_seconds", time.monotonic() - handed_over)
+        self._metrics.count("tritone_cached_tokens_total", sequence.cached)
 
     def step(self) -> bool:
         outputs = self._engine.step()
@@ -200,11 +217,11 @@ class DecodeStage:
                 # Still queued and the lease is nearly over: give prefill its pages back and compute the prompt here.
                 self._views.release(running.refs)
                 running.refs = None
-                sequence.imported = 0
+                sequence.drop_import()
         self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting))
         self._metrics.gauge("tritone_running_requests", len(self._scheduler.running))
         self._metrics.gauges("tritone_pages", self._pages.gauges())
-        held = self._hidden_pool is not None and self._hidden_pool.leased
+        held = self._hidden_pool is not None and self._hidden_pool.leases
         return bool(self._running) or bool(held)
 
     def _end(self, sequence: Sequence) -> None:

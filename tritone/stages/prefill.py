@@ -89,6 +89,7 @@ class PrefillStage:
             sampling=request.options.sampling,
             max_tokens=1,
             logprobs=request.options.logprobs,
+            salt=request.options.cache_salt,
         )
         self._jobs[request.session] = (job, sequence)
         self._scheduler.add(sequence)
@@ -126,8 +127,8 @@ class PrefillStage:
         self._metrics.gauges("tritone_pages", self._pages.gauges())
         if self._hidden:
             self._metrics.gauges("tritone_hidden_blocks", self._hidden.gauges())
-        leased = self._pages.leased or (self._hidden is not None and self._hidden.leased)
-        return bool(self._jobs) or bool(leased)
+        leases = self._pages.leases or (self._hidden is not None and self._hidden.leases)
+        return bool(self._jobs) or bool(leases)
 
     def _hand_over(self, job: _Job, output: Output) -> None:
         sequence, request = output.sequence, job.request
@@ -151,11 +152,12 @@ class PrefillStage:
             pages=self._pages.lend(sequence.pages[:used], self._lease_seconds),
             page_size=self._scheduler.page_size,
             hidden=hidden,
-            cached_tokens=0,
+            cached_tokens=sequence.cached,
             timings={"queue": started - job.arrived, "prefill": now - started, "handed_over": now},
         )
         self._metrics.observe("tritone_stage_seconds", now - started)
         self._metrics.count("tritone_tokens_total", sequence.prompt_length, kind="prompt")
+        self._metrics.count("tritone_cached_tokens_total", sequence.cached)
         self._answer(job, handoff=handoff)
 
     def _lend_hidden(self, hidden: torch.Tensor) -> BlockRefs:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tritone.checkpoints import Progress, resolve_checkpoint, resolve_voice
 from tritone.deployment import Deployment, EngineStage
 from tritone.errors import bad
+from tritone.sizes import token_bytes
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -19,7 +20,8 @@ def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress |
     checkpoint = resolve_checkpoint(deployment.checkpoint, cache, progress)
     voice = None if deployment.voice is None else resolve_voice(deployment.voice, cache, progress)
     size = deployment.page_size
-    pools = (part.pool_tokens // size * size for part in (deployment.prefill, deployment.decode))
+    stages = {name: _stage(getattr(deployment, name), checkpoint, size) for name in ("prefill", "decode")}
+    pools = (part.pool_tokens // size * size for part in stages.values())
     context = deployment.max_context or min(checkpoint_context(checkpoint), *pools)
     return Deployment.parse(
         deployment.model_dump()
@@ -27,9 +29,8 @@ def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress |
             "checkpoint": str(checkpoint.resolve()),
             "voice": None if voice is None else str(voice.resolve()),
             "max_context": context,
-            "prefill": _stage(deployment.prefill).model_dump(),
-            "decode": _stage(deployment.decode).model_dump(),
-        },
+        }
+        | {name: part.model_dump() for name, part in stages.items()},
         deployment.name,
     )
 
@@ -72,6 +73,13 @@ def has_bfloat16() -> bool:
     return bool(cpu_flags() & BFLOAT16_FLAGS)
 
 
-def _stage(stage: EngineStage) -> EngineStage:
+def _stage(stage: EngineStage, checkpoint: Path, page_size: int) -> EngineStage:
     dtype = stage.dtype if stage.dtype != "auto" else "bfloat16" if has_bfloat16() else "float32"
-    return stage.model_copy(update={"threads": stage.threads or usable_cores(), "dtype": dtype})
+    kv = stage.kv if stage.kv != "auto" else {"bfloat16": "bf16", "float32": "float32"}[dtype]
+    tokens = stage.pool_tokens
+    if stage.pool_bytes:
+        tokens = stage.pool_bytes // (token_bytes(checkpoint, kv) * page_size) * page_size
+        if not tokens:
+            raise bad("pool_bytes", stage.pool_bytes, f"at least {token_bytes(checkpoint, kv) * page_size}, one page")
+    known = {"threads": stage.threads or usable_cores(), "dtype": dtype, "kv": kv, "pool_tokens": tokens, "pool_bytes": 0}
+    return stage.model_copy(update=known)

@@ -16,20 +16,23 @@ struct block { /* neighbouring query tokens of one sequence */
   int64_t sequence, token, tokens, context; /* context: keys seen by the block's first token */
 };
 
-/* Scores [PARTITION] of one row become weights; `seen` of `span` keys count. Gives the largest score and the sum. */
+/* Scores [PARTITION] of one row become weights; `seen` of `span` keys count. Gives the largest score and the sum,
+ * which is NaN if a score is NaN or infinite. */
 INLINE void soften(float *scores, int64_t seen, int64_t span, float scale, float *stats) {
   for (int64_t i = seen < 0 ? 0 : seen; i < span; i++) scores[i] = -INFINITY;
   vf top = splat(-1e30f), total = splat(0);
+  vi lost = {0};
   for (int64_t i = 0; i < span; i += LANES) top = vmax(top, load16(scores, i, TYPE_F32) * scale);
   float m = lane_max(top);
   for (int64_t i = 0; i < span; i += LANES) {
     vf x = load16(scores, i, TYPE_F32) * scale;
     vf w = (vf)((vi)vexp(x - m) & (x > -1e30f));
     total += w;
+    lost |= ~(x <= 3e38f);
     store16(scores, i, w, TYPE_F32);
   }
   stats[0] = m;
-  stats[1] = lane_sum(total);
+  stats[1] = lane_sum((vf)((vi)total | lost));
 }
 
 /* One item: fills, for each row, `padded` weighted sums and the two statistics. `next` (or null) and `next_head` tell
@@ -43,6 +46,7 @@ static void attend(const struct attention *a, const struct block *b, int64_t hea
   const int32_t *pages = a->page_table + b->sequence * a->max_pages;
   const int32_t *next_pages = next ? a->page_table + next->sequence * a->max_pages : 0;
   const int64_t next_end = next ? next->context + next->tokens - 1 : 0;
+  const float scale = a->scales ? a->scale * a->scales[head] : a->scale;
   const char *q[rows];
 
   for (int64_t r = 0; r < rows; r++) {
@@ -56,13 +60,15 @@ static void attend(const struct attention *a, const struct block *b, int64_t hea
   }
   for (int64_t key = begin; key < end; key += TILE) {
     const char *at = tile_at(a, pages, head, key, end, 0);
-    const char *ahead = tile_at(a, pages, head, key + FETCH_AHEAD, end, 0);
-    if (!ahead) ahead = tile_at(a, pages, head, key + FETCH_AHEAD - span, end, 1);
+    const char *ahead = tile_at(a, pages, head, key + a->ahead, end, 0);
+    if (!ahead) ahead = tile_at(a, pages, head, key + a->ahead - span, end, 1);
     float *score = scores + key - begin;
     if (a->pairs) {
+      const char *k = at;
+      if (a->kv_type == TYPE_E4M3) codes_to_bf16((uint16_t *)wide, at, TILE * a->dim, ahead), k = (const char *)wide, ahead = 0;
       for (int64_t r = 0; r < rows; r++) {
         fetch_tile(a, ahead, r, rows);
-        store16(score, r * PARTITION, dots_bf16(q[r], at, a->dim), TYPE_F32);
+        store16(score, r * PARTITION, dots_bf16(q[r], k, a->dim), TYPE_F32);
       }
       continue;
     }
@@ -77,15 +83,18 @@ static void attend(const struct attention *a, const struct block *b, int64_t hea
     float *out = result + r * (padded + STATS);
     int64_t seen = b->context + r / a->group - begin;
     memset(out, 0, (size_t)padded * 4);
-    soften(scores + r * PARTITION, seen < end - begin ? seen : end - begin, span, a->scale, out + padded);
+    soften(scores + r * PARTITION, seen < end - begin ? seen : end - begin, span, scale, out + padded);
   }
   for (int64_t key = begin; key < end; key += TILE) {
     const char *at = tile_at(a, pages, head, key, end, 1);
-    const char *ahead = tile_at(a, pages, head, key + FETCH_AHEAD, end, 1);
-    if (!ahead && end < last) ahead = tile_at(a, pages, head, key + FETCH_AHEAD, last, 0);
-    if (!ahead && next) ahead = tile_at(a, next_pages, next_head, key + FETCH_AHEAD - span - begin, next_end, 0);
+    const char *ahead = tile_at(a, pages, head, key + a->ahead, end, 1);
+    if (!ahead && end < last) ahead = tile_at(a, pages, head, key + a->ahead, last, 0);
+    if (!ahead && next) ahead = tile_at(a, next_pages, next_head, key + a->ahead - span - begin, next_end, 0);
     const float *weights = scores + key - begin;
-    if (end - key >= TILE && a->dim == padded && (a->kv_type == TYPE_F32 || rows <= 4)) {
+    if (a->pairs && a->kv_type == TYPE_E4M3 && end - key >= TILE && rows <= 4) {
+      codes_to_bf16((uint16_t *)wide, at, TILE * a->dim, ahead);
+      add_tile(result, weights, (const char *)wide, padded, TYPE_BF16, 0, rows);
+    } else if (a->kv_type != TYPE_E4M3 && end - key >= TILE && a->dim == padded && (a->kv_type == TYPE_F32 || rows <= 4)) {
       if (a->kv_type == TYPE_F32) add_tile(result, weights, at, padded, TYPE_F32, ahead, rows);
       else add_tile(result, weights, at, padded, TYPE_BF16, ahead, rows);
     } else {
@@ -112,7 +121,7 @@ INLINE void join(const struct attention *a, float *run, const float *next, int64
 INLINE void write_out(const struct attention *a, const struct block *b, int64_t head, float *run, char *out) {
   for (int64_t r = 0; r < b->tokens * a->group; r++, run += a->padded + STATS) {
     int64_t token = b->token + r / a->group, q_head = head * a->group + r % a->group;
-    float scale = 1.0f / run[a->padded + 1];
+    float scale = (a->scales ? a->scales[a->kv_heads + head] : 1.0f) / run[a->padded + 1];
     for (int64_t i = 0; i < a->dim; i++) run[i] *= scale;
     char *to = out + (token * a->q_heads + q_head) * a->dim * type_size(a->type);
     if (a->type == TYPE_F32) store_row(to, run, a->dim, TYPE_F32);
@@ -170,17 +179,19 @@ static int run_blocks(const struct attention *a, const struct block *blocks, int
 
 /* Returns 0; 1 + the index of the first sequence with a bad length or page number; -1 without memory. */
 int64_t EXPORT(tritone_paged_attention)(const char *q, const char *kv, const int32_t *page_table, const int32_t *starts,
-                                        const int32_t *contexts, char *out, int64_t sequences, int64_t q_stride,
-                                        int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t page_size,
+                                        const int32_t *contexts, const float *scales, char *out, int64_t sequences,
+                                        int64_t q_stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t page_size,
                                         int64_t pages, int64_t max_pages, int64_t page_stride, int64_t kv_stride,
                                         int64_t head_stride, float scale, int type, int kv_type, int threads) {
   struct attention a = {.q = q, .kv = kv, .page_table = page_table, .q_stride = q_stride, .q_heads = q_heads,
                         .kv_heads = kv_heads, .group = q_heads / kv_heads, .dim = head_dim,
                         .padded = (head_dim + LANES - 1) / LANES * LANES, .page_size = page_size,
                         .max_pages = max_pages, .page_stride = page_stride, .kv_stride = kv_stride,
-                        .head_stride = head_stride, .scale = scale, .type = type, .kv_type = kv_type};
+                        .head_stride = head_stride,
+                        .ahead = kv_type == TYPE_E4M3 ? FETCH_AHEAD_E4M3 : FETCH_AHEAD, .scale = scale,
+                        .scales = scales, .type = type, .kv_type = kv_type};
 #ifdef __AVX512BF16__
-  a.pairs = type == TYPE_BF16 && kv_type == TYPE_BF16 && head_dim % 32 == 0;
+  a.pairs = type == TYPE_BF16 && kv_type != TYPE_F32 && head_dim % 32 == 0;
 #endif
   const int64_t step = a.group < ROWS_PER_BLOCK ? ROWS_PER_BLOCK / a.group : 1;
   int64_t n = 0, widest = 0;

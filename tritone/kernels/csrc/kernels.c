@@ -3,3 +3,5 @@
 #include "rope.c"
 #include "attention.c"
 #include "linear.c"
+#include "linear_int.c"
+#include "linear_wide.c"

@@ -2,15 +2,12 @@
 #ifndef TRITONE_TILES_H
 #define TRITONE_TILES_H
 
-#include "vector.h"
-
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
+#include "fp8.h"
 
 #define TILE 16
 #define PARTITION 512 /* keys; a multiple of TILE */
 #define FETCH_AHEAD (3 * TILE)
+#define FETCH_AHEAD_E4M3 (10 * TILE) /* smaller tiles go by faster */
 #define STATS LANES /* room behind a result row: [0] the largest score, [1] the sum of the weights */
 
 struct attention {
@@ -18,8 +15,10 @@ struct attention {
   const int32_t *page_table;
   int64_t q_stride, q_heads, kv_heads, group, dim, padded, page_size, max_pages;
   int64_t page_stride, kv_stride, head_stride;
+  int64_t ahead; /* keys from one that is computed to one that is fetched */
   float scale;
-  int type, kv_type, pairs; /* pairs: bfloat16 dot products on queries and keys as they lie */
+  const float *scales; /* of e4m3 pages: [kv_heads] of keys, then of values */
+  int type, kv_type, pairs; /* pairs: bfloat16 dot products on queries as they lie */
 };
 
 /* Where sixteen neighbouring keys (half 0) or values (half 1) lie; null past the end. */
@@ -28,13 +27,13 @@ INLINE const char *tile_at(const struct attention *a, const int32_t *pages, int6
   if (key >= end) return 0;
   int64_t at = pages[key / a->page_size] * a->page_stride + half * a->kv_stride + head * a->head_stride +
                key % a->page_size * a->dim;
-  return a->kv + at * type_size(a->kv_type);
+  return a->kv + at * kv_size(a->kv_type);
 }
 
 /* Asks for share `part` of `parts` of a tile. The hardware does not look past a 4 KiB page and neighbouring tiles often lie
  * in different ones; the shares are spread over the work on an earlier tile, since only so many lines can be waited for. */
 INLINE void fetch_tile(const struct attention *a, const char *at, int64_t part, int64_t parts) {
-  const int64_t bytes = TILE * a->dim * type_size(a->kv_type);
+  const int64_t bytes = TILE * a->dim * kv_size(a->kv_type);
   if (!at) return;
   for (int64_t i = bytes * part / parts & -64; i < bytes * (part + 1) / parts; i += 64) __builtin_prefetch(at + i, 0, 2);
 }
@@ -47,7 +46,8 @@ static void widen_tile(const struct attention *a, const char *at, int64_t keys, 
       continue;
     }
     if (a->kv_type == TYPE_F32) load_row(to, at + t * a->dim * 4, a->dim, TYPE_F32);
-    else load_row(to, at + t * a->dim * 2, a->dim, TYPE_BF16);
+    else if (a->kv_type == TYPE_BF16) load_row(to, at + t * a->dim * 2, a->dim, TYPE_BF16);
+    else load_codes(to, at + t * a->dim, a->dim, 1);
     for (int64_t i = a->dim; i < a->padded; i++) to[i] = 0;
   }
 }

@@ -42,7 +42,9 @@ def load_decoder(
     shapes = tensor_shapes(config)
 
     def ignored(name: str) -> bool:
-        return name.endswith("rotary_emb.inv_freq") or (config.tied_embeddings and name == "lm_head.weight")
+        # The scales of e4m3 keys and values are read apart (load_kv_scales).
+        known = name.endswith(("rotary_emb.inv_freq", ".k_scale", ".v_scale"))
+        return known or (config.tied_embeddings and name == "lm_head.weight")
 
     with torch.inference_mode(), Checkpoint(path, shapes, ignored, progress) as checkpoint:
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tritone.kernels import HeadNorm, Kernels, RopeTable
+from tritone.kernels import KV, HeadNorm, Kernels, RopeTable
 from tritone.models.decoder.batch import Batch
 from tritone.models.decoder.config import DecoderConfig
 from tritone.models.decoder.linear import Linear
@@ -60,7 +60,7 @@ class Decoder:
         return functional.embedding(tokens, self.embedding)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: Tensor, inputs: Tensor | None = None) -> Tensor:
+    def forward(self, batch: Batch, kv: KV, inputs: Tensor | None = None) -> Tensor:
         """Run the new tokens; gives their hidden states [T, hidden] after the final norm.
 
         ``kv`` [pages, layers, 2, kv_heads, page_size, head_dim] gets their keys and values. ``inputs`` [T, hidden]

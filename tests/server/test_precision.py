@@ -1,0 +1,138 @@
+"""Prefill with BF16 keys and values, decode with FP8 ones: how near the answers stay, position by position and served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.server.helpers import Scrape, ask, ask_together, fresh, wait_idle
+from tests.server.reference import prose
+from tests.server.serving import PAGE_SIZE, make_deployment
+from tritone.deployment import Deployment
+from tritone.kernels import QuantizedPages
+from tritone.models.decoder import Batch, Decoder, load_decoder, load_kv_scales
+from tritone.sizes import token_bytes
+from tritone.supervisor import Server
+
+PROMPT, FORCED = 77, 512
+POOL_BYTES = 200 << 20
+LARGEST_KL, MEAN_KL, LARGEST_STEP, LARGEST_LEAD = 0.2, 0.01, 1.0, 1.0
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three colours.",
+    "Write one sentence about the sea.",
+    "How many days are in a week?",
+    "What do bees make?",
+    "Explain in two sentences why the sky is blue.",
+    "Give me a recipe for pancakes.",
+    "Tell me a short story about a dog.",
+)
+
+
+class Pages:
+    """One sequence's pages of a kind, computed chunk by chunk or token by token."""
+
+    def __init__(self, model: Decoder, count: int, dtype: torch.dtype) -> None:
+        shape = (count, *model.config.page_shape(PAGE_SIZE))
+        self.model, self.table = model, torch.arange(count, dtype=torch.int32)[None]
+        if dtype == torch.float8_e4m3fn:
+            codes = torch.zeros(shape, dtype=torch.uint8).view(dtype)
+            self.kv: Any = QuantizedPages(codes, torch.ones(model.config.layers, 2, model.config.kv_heads))
+        else:
+            self.kv = torch.zeros(shape, dtype=dtype)
+
+    def forward(self, tokens: list[int], begin: int) -> torch.Tensor:
+        """Log-probabilities [tokens, vocabulary] after each of ``tokens``, which follow ``begin`` others."""
+        count, end = len(tokens), begin + len(tokens)
+        positions = torch.arange(begin, end, dtype=torch.int32)
+        context = torch.tensor([end], dtype=torch.int32)
+        hidden = self.model.forward(Batch(torch.tensor(tokens), positions, [0, count], context, self.table), self.kv)
+        return self.model.logits(hidden).log_softmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_teacher_forced_decode_stays_near_one_shot_prefill(deployment: Deployment, tokenizer: Any, dtype: torch.dtype) -> None:
+    model = load_decoder(deployment.checkpoint, dtype)
+    assert torch.equal(load_kv_scales(deployment.checkpoint, model.config).unique(), torch.ones(1))
+    ids = tokenizer.encode(prose(5, 60))[: PROMPT + FORCED]
+    count = -(-len(ids) // PAGE_SIZE)
+    assert len(ids) == PROMPT + FORCED
+    expected = Pages(model, count, dtype).forward(ids, 0)[PROMPT - 1 :]
+    prefill, decode = Pages(model, count, dtype), Pages(model, count, torch.float8_e4m3fn)
+    prefill.forward(ids[:PROMPT], 0)
+    pages = range(-(-PROMPT // PAGE_SIZE))
+    assert model.kernels.convert_pages(prefill.kv, pages, decode.kv, pages, PROMPT) is None
+    worst, total, step = 0.0, 0.0, 0.0
+    for place in range(PROMPT, PROMPT + FORCED):
+        found, wanted = decode.forward(ids[place : place + 1], place)[0], expected[place - PROMPT + 1]
+        divergence = float((wanted.exp() * (wanted - found)).sum())
+        worst, total = max(worst, divergence), total + divergence
+        if place + 1 < len(ids):
+            step = max(step, abs(float(found[ids[place + 1]] - wanted[ids[place + 1]])))
+    print(f"KL mean {total / FORCED:.5f} largest {worst:.4f}; forced token's log-probability off by at most {step:.3f}")
+    assert total / FORCED <= MEAN_KL and worst <= LARGEST_KL and step <= LARGEST_STEP
+
+
+def stage(kv: str) -> dict[str, Any]:
+    return {"dtype": "bfloat16", "threads": 2, "kv": kv, "pool_bytes": POOL_BYTES, "max_batch_tokens": 256}
+
+
+def test_the_same_bytes_hold_twice_the_tokens() -> None:
+    both = make_deployment(voice=None, prefill=stage("bf16"), decode=stage("fp8"))
+    assert both.decode.pool_tokens in (2 * both.prefill.pool_tokens, 2 * both.prefill.pool_tokens + PAGE_SIZE)
+
+
+def answers(server: Server) -> list[Any]:
+    options = {"temperature": 0.0, "max_tokens": 48, "logprobs": 5}
+    return ask_together(server, "chat", [(question, options) for question in QUESTIONS])
+
+
+@pytest.fixture(scope="module")
+def in_bf16() -> list[Any]:
+    """The answers of a server with BF16 keys and values in both stages."""
+    with Server(make_deployment(voice=None, prefill=stage("bf16"), decode=stage("bf16"))) as server:
+        return answers(server)
+
+
+@pytest.fixture(scope="module")
+def fp8_server(in_bf16: list[Any]) -> Iterator[Server]:
+    with Server(make_deployment(voice=None, prefill=stage("bf16"), decode=stage("fp8"))) as server:
+        yield server
+
+
+def test_answers_are_sensible_and_part_from_bf16_only_where_it_hesitates(fp8_server: Server, in_bf16: list[Any]) -> None:
+    same, total, leads = 0, 0, []
+    found = answers(fp8_server)
+    for one, other in zip(found, in_bf16, strict=True):
+        one.check_complete()
+        assert one.tokens[0] == other.tokens[0], "prefill makes the first token, in the same precision"
+        pairs = zip(one.tokens, other.tokens, strict=False)
+        agreed = next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), len(other.tokens))
+        same, total = same + agreed, total + len(other.tokens)
+        if agreed < len(other.tokens):
+            top = {entry["token_id"]: entry["logprob"] for entry in other.logprobs[agreed]["top"]}
+            assert one.tokens[agreed] in top, (one.text, other.text)
+            leads.append(top[other.tokens[agreed]] - top[one.tokens[agreed]])
+    print(f"greedy tokens before the first difference: {same} of {total}; bf16's leads there: {[round(x, 2) for x in leads]}")
+    assert "Paris" in found[0].text and ("7" in found[3].text or "seven" in found[3].text)
+    assert all(lead <= LARGEST_LEAD for lead in leads)
+
+
+def test_the_first_answer_equals_the_hundredth(fp8_server: Server) -> None:
+    options = {"temperature": 0.0, "max_tokens": 12, "logprobs": 0}
+    asked = [ask(fp8_server, "chat", QUESTIONS[5], **options, **fresh()) for _ in range(100)]
+    assert all(one.tokens == other.tokens for one, other in pairwise(asked))
+    assert all(one.logprobs == other.logprobs for one, other in pairwise(asked))
+
+
+def test_page_gauges_count_the_pages_of_each_pool(fp8_server: Server) -> None:
+    wait_idle(fp8_server)
+    pages = {name: Scrape(fp8_server).value("tritone_pages", stage=name) for name in ("prefill", "decode")}
+    checkpoint = make_deployment(voice=None).checkpoint
+    for name, kv in (("prefill", "bf16"), ("decode", "fp8")):
+        assert pages[name] == POOL_BYTES // (PAGE_SIZE * token_bytes(Path(checkpoint), kv))
