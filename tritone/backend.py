@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,8 +92,9 @@ def triton_error(pb_utils: Any, error: TritoneError) -> Any:
 class MetricsExporter:
     """Carries a stage's metrics to Triton's ``/metrics``, in a thread of its own (each call is a trip to the server)."""
 
-    def __init__(self, pb_utils: Any, metrics: Metrics) -> None:
+    def __init__(self, pb_utils: Any, metrics: Metrics, tick: Callable[[], None] | None = None) -> None:
         self._pb = pb_utils
+        self._tick = tick
         self._metrics = metrics
         self._families: dict[str, Any] = {}
         self._series: dict[Any, Any] = {}
@@ -107,6 +109,11 @@ class MetricsExporter:
 
     def _run(self) -> None:
         while not self._stop.wait(EXPORT_SECONDS):
+            if self._tick is not None:
+                try:
+                    self._tick()
+                except Exception:
+                    log.exception("tick")
             self._export()
 
     def _export(self) -> None:
@@ -199,7 +206,8 @@ class StageModel:
         self._spec: StageSpec = STAGES[self.stage]
         self.metrics = Metrics(self.stage)
         self.start(self.metrics)
-        self._exporter = MetricsExporter(self.pb_utils, self.metrics)
+        # Triton drops a cancelled request that waits before a stage: what earlier stages hold of it is purged here.
+        self._exporter = MetricsExporter(self.pb_utils, self.metrics, getattr(getattr(self, "work", None), "purge", None))
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         responses = [self._one(request) for request in requests]

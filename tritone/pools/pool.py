@@ -150,6 +150,11 @@ class BlockPool:
                         self._next_tag += 1
         return overdue
 
+    def take_back(self, slot: int, nonce: int) -> None:
+        """Release a lease in its reader's place; does nothing if it is over."""
+        if int(self._lease_words[slot]) == nonce:
+            self._lease_words[slot] = 0
+
     def gauges(self) -> dict[str, float]:
         """Blocks by state; each is in one, so that they add up to the total."""
         cached, leased = self._free.cached, self.leased

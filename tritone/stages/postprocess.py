@@ -19,6 +19,7 @@ from tritone.metrics import Metrics
 from tritone.options import Options
 from tritone.pools import CancelBoard
 from tritone.stages.reply import Reply
+from tritone.stages.speech import PURGE_SECONDS
 
 SAMPLE_RATE = 24_000
 
@@ -33,6 +34,8 @@ class _Session:
     created: float
     sent: float
     """When something was last sent to the client (at first: when the session began)."""
+    seen: float = field(default_factory=time.monotonic)
+    """When its last event came."""
     index: int = 0
     samples: int = 0
     first_text: float | None = None
@@ -56,6 +59,8 @@ class PostprocessStage:
         if reply.is_cancelled():
             self._board.post(event.session)
         session = self._sessions.get(event.session)
+        if session is not None:
+            session.seen = time.monotonic()
         if event.kind == "start":
             options = Options.from_json(event.info["options"])
             self._sessions[event.session] = _Session(options, event.info["created"], time.monotonic())
@@ -71,6 +76,14 @@ class PostprocessStage:
                 reply.send(message, last=True)
                 return
         reply.close()
+
+    def purge(self) -> None:
+        """Forget cancelled sessions whose end will not come: Triton drops cancelled requests between two stages."""
+        now = time.monotonic()
+        for number, session in list(self._sessions.items()):
+            if now - session.seen > PURGE_SECONDS and self._board.is_cancelled(number):
+                self._sessions.pop(number, None)
+        self._metrics.gauge("tritone_sessions", len(self._sessions))
 
     def _one(self, session: _Session, event: Event) -> Tensors | None:
         now = time.monotonic()
@@ -100,7 +113,7 @@ class PostprocessStage:
         return client_tensors(self._next(session), "audio", **self._audio(session, event.audio))
 
     def _end(self, session: _Session, event: Event, reply: Reply[Tensors]) -> None:
-        del self._sessions[event.session]
+        self._sessions.pop(event.session, None)
         self._metrics.gauge("tritone_sessions", len(self._sessions))
         now = time.monotonic()
         seconds = session.samples / self._sample_rate

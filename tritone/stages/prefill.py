@@ -22,6 +22,7 @@ from tritone.stages.reply import Reply
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.2
+PURGE_SECONDS = 1.0
 
 
 @dataclass
@@ -62,6 +63,8 @@ class PrefillStage:
         self._max_queue = max_queue
         self._lease_seconds = lease_seconds
         self._jobs: dict[int, tuple[_Job, Sequence]] = {}
+        self._lent: dict[BlockRefs, tuple[int, float]] = {}
+        self._lent_hidden: dict[int, BlockRefs] = {}
         # Beats come from there: a step may take longer than a client that left should wait.
         self._outbox = Outbox("prefill-out", self._beat, BEAT_SECONDS)
         self._loop = EngineLoop(self, "prefill")
@@ -113,6 +116,17 @@ class PrefillStage:
         return bool(self._scheduler.running) or bool(outputs)
 
     def tend(self, now: float) -> bool:
+        for refs, (session, lent) in list(self._lent.items()):
+            if now - lent > PURGE_SECONDS and self._board.is_cancelled(session):
+                # Triton may have dropped the hand-over of a cancelled request; its reader will not come.
+                self._pages.take_back(refs.slot, refs.nonce)
+                if self._hidden is not None and self._lent_hidden.get(session) is not None:
+                    hidden = self._lent_hidden[session]
+                    self._hidden.take_back(hidden.slot, hidden.nonce)
+                lent = 0.0
+            if now - lent > self._lease_seconds:
+                del self._lent[refs]
+                self._lent_hidden.pop(session, None)
         expired = self._pages.collect() + (self._hidden.collect() if self._hidden else 0)
         if expired:
             self._metrics.count("tritone_leases_expired_total", expired)
@@ -158,6 +172,9 @@ class PrefillStage:
         self._metrics.observe("tritone_stage_seconds", now - started)
         self._metrics.count("tritone_tokens_total", sequence.prompt_length, kind="prompt")
         self._metrics.count("tritone_cached_tokens_total", sequence.cached)
+        self._lent[handoff.pages] = (request.session, now)
+        if hidden is not None:
+            self._lent_hidden[request.session] = hidden
         self._answer(job, handoff=handoff)
 
     def _lend_hidden(self, hidden: torch.Tensor) -> BlockRefs:

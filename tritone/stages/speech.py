@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,9 @@ from tritone.stages.fair import FairWorker
 from tritone.stages.reply import Reply
 
 log = logging.getLogger(__name__)
+
+PURGE_SECONDS = 1.0
+"""A cancelled session without an event for so long is forgotten: its end was dropped by Triton."""
 
 State = TypeVar("State")
 
@@ -38,6 +42,7 @@ class SpeechStage(ABC, Generic[State]):
         self._max_queue = max_queue
         self._sessions: dict[int, State] = {}
         self._failed: set[int] = set()
+        self._seen: dict[int, float] = {}
         self._gauge_lock = threading.Lock()
         self._worker = FairWorker(name, self._gauge)
 
@@ -51,6 +56,7 @@ class SpeechStage(ABC, Generic[State]):
 
     def submit(self, event: Event, reply: Reply[Event]) -> None:
         session = event.session
+        self._seen[session] = time.monotonic()
         if reply.is_cancelled():
             self._board.post(session)
         if event.kind in ("start", "speak"):
@@ -72,6 +78,16 @@ class SpeechStage(ABC, Generic[State]):
 
     def stop(self) -> None:
         self._worker.stop()
+
+    def purge(self) -> None:
+        """Forget cancelled sessions whose end will not come: Triton drops cancelled requests between two stages."""
+        now = time.monotonic()
+        for session, seen in list(self._seen.items()):
+            if now - seen > PURGE_SECONDS and session not in self._sessions:
+                self._seen.pop(session, None)
+            elif now - seen > PURGE_SECONDS and self._board.is_cancelled(session):
+                self._sessions.pop(session, None)
+        self._gauge()
 
     def _start(self, event: Event, reply: Reply[Event]) -> None:
         """A new session; ``speak`` brings its text along."""
@@ -129,7 +145,7 @@ class SpeechStage(ABC, Generic[State]):
         if not _is_last(event):
             reply.close()
             return
-        del self._sessions[session]
+        self._sessions.pop(session, None)
         last = event if event.terminal else Event(session, "end", info={"finish_reason": "stop"})
         if self._board.is_cancelled(session) and last.kind == "end":
             last = failure_event(session, Failure("cancelled"), last.info.get("usage"))
