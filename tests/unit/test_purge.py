@@ -1,0 +1,34 @@
+"""What Triton drops of a cancelled session is forgotten by the stages, and lent blocks come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_postprocess import Bench
+from tritone.pools import BlockPool
+from tritone.stages.speech import PURGE_SECONDS
+
+
+def test_a_lease_can_be_taken_back_once_and_only_by_its_nonce(tmp_path: Path) -> None:
+    pool = BlockPool(tmp_path, "pages", 4, (2,), "float32", 4)
+    refs = pool.lend(pool.allocate(2), 60.0)
+    pool.take_back(refs.slot, refs.nonce + 1)
+    assert (pool.collect(), pool.available) == (0, 2)
+    pool.take_back(refs.slot, refs.nonce)
+    assert (pool.collect(), pool.available) == (0, 4)
+
+
+def test_only_cancelled_sessions_that_fell_silent_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tritone.stages.postprocess.time.monotonic", lambda: now)
+    bench = Bench(tmp_path)
+    for session in (1, 2):
+        bench.start(session)
+        assert bench.send(session, "text", text="a", cancelled=session == 1) is not None
+    bench.stage.purge()
+    assert set(bench.stage._sessions) == {1, 2}
+    now += PURGE_SECONDS + 60
+    bench.stage.purge()
+    assert set(bench.stage._sessions) == {2}
