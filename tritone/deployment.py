@@ -71,6 +71,9 @@ class Server(_Part):
     metrics_port: int = Field(default=8002, ge=0, le=65535)
     """Ports; 0 takes a free one."""
     exit_timeout_seconds: int = Field(default=8, ge=1)
+    """What still runs when the server is told to end is cut off after this time."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """How long running requests may go on when the server is asked to stop (SIGTERM); new ones are refused meanwhile."""
 
 
 class Deployment(_Part):

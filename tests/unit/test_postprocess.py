@@ -15,15 +15,15 @@ from helpers import FakeReply, assert_fits
 from tritone.messages import Event, Failure, failure_event
 from tritone.metrics import Metrics
 from tritone.options import Options
-from tritone.pools import CancelBoard
+from tritone.pools import CancelBoard, Views
 from tritone.stages.postprocess import WAITING_SECONDS, PostprocessStage
 
 
 class Bench:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, restarted: bool = False) -> None:
         self.board = CancelBoard(directory)
         self.metrics = Metrics("postprocess")
-        self.stage = PostprocessStage(self.board, self.metrics)
+        self.stage = PostprocessStage(self.board, Views(directory), self.metrics, restarted=restarted)
         self.created = time.monotonic() - 2.0
 
     def send(self, session: int, kind: Any, cancelled: bool = False, **more: Any) -> dict[str, Any] | None:

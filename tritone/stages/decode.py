@@ -13,6 +13,7 @@ from tritone.engine.engine import Engine, Output
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
 from tritone.errors import TritoneError
+from tritone.fatal import end_if_out_of_memory
 from tritone.kernels import QuantizedPages, default_kernels
 from tritone.messages import BlockRefs, Event, Failure, GenerateRequest, Prefilled, TokenInfo, failure_event, start_event
 from tritone.metrics import Metrics
@@ -173,6 +174,7 @@ class DecodeStage:
         try:
             self._take(output)
         except Exception as error:
+            end_if_out_of_memory("decode", error)
             log.exception("decode")
             if output.sequence.session in self._running:
                 self._end(output.sequence)

@@ -11,6 +11,7 @@ import torch
 from tritone.engine.engine import Engine, Output
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
+from tritone.fatal import end_if_out_of_memory
 from tritone.messages import BlockRefs, Failure, GenerateRequest, Handoff, Prefilled
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted
@@ -111,7 +112,8 @@ class PrefillStage:
                     self._answer(job, failure=Failure("error", output.error.code, output.error.message))
                 else:
                     self._hand_over(job, output)
-            except Exception:  # a stream that broke must not keep the others from their hand-over
+            except Exception as error:  # a stream that broke must not keep the others from their hand-over
+                end_if_out_of_memory("prefill", error)
                 log.exception("prefill")
         return bool(self._scheduler.running) or bool(outputs)
 
