@@ -92,6 +92,8 @@ class Deployment(_Part):
     """Answer length where a request names none; 0 is what the context still holds."""
     prefix_cache: bool = True
     """Whether prefill and decode keep the KV of full pages for prompts that begin alike."""
+    max_wait_seconds: float = Field(default=30.0, gt=0)
+    """A request whose prompt would have to wait longer than this is refused with UNAVAILABLE."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """A hand-over block that its reader has not released after this time is taken back."""
     prefill: EngineStage = EngineStage()

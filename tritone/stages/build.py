@@ -39,6 +39,7 @@ def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> 
         CancelBoard(directory),
         metrics,
         max_queue=deployment.prefill.max_queue,
+        max_wait_seconds=deployment.max_wait_seconds,
         lease_seconds=deployment.lease_seconds,
     )
 

@@ -237,6 +237,10 @@ class Server:
     def _end_stage(self, stage: str) -> None:
         if self._guard is not None:
             self._guard.end(stage)
+        elif self._child is not None:
+            # Its requests would hang for ever; this way they end, and whoever keeps the server starts it again.
+            log.error("stage %s died: without the guard the server ends with it", stage)
+            self._child.kill()
 
     def _load_stage(self, stage: str) -> None:
         assert self._copies is not None
@@ -301,5 +305,5 @@ def _find_guard() -> Path | None:
     try:
         return build_guard()
     except (BuildError, OSError) as error:
-        log.warning("without a C compiler the death of one stage restarts the whole server: %s", error)
+        log.warning("without a C compiler the death of one stage ends the whole server: %s", error)
         return None
