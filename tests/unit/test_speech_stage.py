@@ -376,3 +376,20 @@ def test_many_sessions_in_a_row_leave_no_trace(make: Callable[..., Bench]) -> No
         last = bench.end(session)
         last.wait()
     assert_nothing_left(bench)
+
+
+@pytest.mark.parametrize("kind", [TalkerLike, VoiceBoxLike])
+def test_a_restarted_stage_passes_on_what_it_does_not_know(tmp_path: Path, kind: type[TalkerLike]) -> None:
+    """Marked as without speech; frames have no use any more."""
+    bench = Bench(tmp_path, kind)
+    bench.stage._restarted = True
+    frames = np.zeros((2, FRAME_WIDTH), np.float32)
+    replies = [bench.submit(1, "text", "a"), bench.submit(1, "frames", frames=frames), bench.end(1)]
+    passed = [reply.wait()[0] for reply in replies]
+    assert [(event.kind, event.lost) for event in passed] == [("text", "voice"), ("beat", "voice"), ("end", "voice")]
+    assert passed[1].frames is None
+    bench.start(2)
+    assert bench.submit(2, "start", info={"options": {}}).wait()[0].lost == "", "announced again by a stage before"
+    assert {event.lost for event in bench.end(2).wait()} == {""}
+    assert_nothing_left(bench)
+    bench.stage.stop()
