@@ -56,7 +56,7 @@ class DecodeStage:
         lease_seconds: float,
         prefill_scales: torch.Tensor | None = None,
     ) -> None:
-        """``prefill_scales`` are those of prefill's pages, if they are e4m3; this stage's own are the same numbers."""
+        """``prefill_scales`` are those of prefill's pages, if they are e4m3."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._tokenizer = tokenizer
@@ -70,6 +70,8 @@ class DecodeStage:
         self._max_queue = max_queue
         self._lease_seconds = lease_seconds
         self._prefill_scales = prefill_scales
+        own = engine.kv.scales if isinstance(engine.kv, QuantizedPages) else None
+        self._same_scales = prefill_scales is None or (own is not None and torch.equal(prefill_scales, own))
         self._kernels = default_kernels()
         self._running: dict[int, tuple[_Running, Sequence]] = {}
         self._announced: set[int] = set()
@@ -145,7 +147,7 @@ class DecodeStage:
         sources, targets = refs.blocks[first:], sequence.pages[first : len(refs.blocks)]
         try:
             view.check(refs)
-            if refs.dtype == self._pages.header.dtype:
+            if refs.dtype == self._pages.header.dtype and self._same_scales:
                 for source, target in zip(sources, targets, strict=True):
                     self._pages.block(target)[:] = view.block(source)
             elif sources:
