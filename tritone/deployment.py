@@ -80,6 +80,13 @@ class EngineStage(_Part):
         return self
 
 
+class Accuracy(_Part):
+    """What a deployment may lose by its precisions; `tritone doctor --measure` chooses by it."""
+
+    max_perplexity_increase: float = Field(default=1.0, ge=0)
+    """Percent, beside the checkpoint in float32, on real text."""
+
+
 class TalkerStage(_Part):
     threads: int = Field(default=1, ge=1, le=512)
     hidden_blocks: int = Field(default=2048, ge=16)
@@ -119,6 +126,7 @@ class Deployment(_Part):
     """Whether prefill and decode keep the KV of full pages for prompts that begin alike."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """A hand-over block that its reader has not released after this time is taken back."""
+    accuracy: Accuracy = Accuracy()
     prefill: EngineStage = EngineStage()
     decode: EngineStage = EngineStage()
     talker: TalkerStage = TalkerStage()
