@@ -11,6 +11,7 @@ import torch
 from tritone.engine.engine import Engine, Output
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
+from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Failure, GenerateRequest, Handoff, Prefilled
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted
@@ -52,7 +53,10 @@ class PrefillStage:
         *,
         max_queue: int,
         lease_seconds: float,
+        checksum: bool = False,
+        faults: Faults | None = None,
     ) -> None:
+        """``checksum``: a hand-over carries digests of its pages."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._pages = pages
@@ -62,6 +66,8 @@ class PrefillStage:
         self._metrics = metrics
         self._max_queue = max_queue
         self._lease_seconds = lease_seconds
+        self._checksum = checksum
+        self._faults = faults or Faults((), pages, 0.0)
         self._jobs: dict[int, tuple[_Job, Sequence]] = {}
         self._lent: dict[BlockRefs, tuple[int, float]] = {}
         self._lent_hidden: dict[int, BlockRefs] = {}
@@ -138,7 +144,9 @@ class PrefillStage:
                 self._answer(job, failure=Failure("cancelled"))
         self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting))
         self._metrics.gauge("tritone_running_requests", len(self._scheduler.running))
-        self._metrics.gauges("tritone_pages", self._pages.gauges())
+        blocks = self._pages.gauges()
+        self._metrics.gauges("tritone_pages", blocks)
+        self._scheduler.tracker.publish(blocks, self._engine.steps)
         if self._hidden:
             self._metrics.gauges("tritone_hidden_blocks", self._hidden.gauges())
         leases = self._pages.leases or (self._hidden is not None and self._hidden.leases)
@@ -168,7 +176,10 @@ class PrefillStage:
             hidden=hidden,
             cached_tokens=sequence.cached,
             timings={"queue": started - job.arrived, "prefill": now - started, "handed_over": now},
+            digests=self._pages.digests(sequence.pages[:used]) if self._checksum else (),
         )
+        self._faults.flip(sequence.salt, handoff.pages.slot)
+        self._faults.die(sequence.salt, "prefill_dies")
         self._metrics.observe("tritone_stage_seconds", now - started)
         self._metrics.count("tritone_tokens_total", sequence.prompt_length, kind="prompt")
         self._metrics.count("tritone_cached_tokens_total", sequence.cached)
