@@ -140,7 +140,7 @@ class Scheduler:
             return
         self.pages.free(self.tracker.give_up(sequence, len(shared)))
         sequence.pages[: len(shared)] = shared
-        self.tracker.share(sequence, len(shared))
+        self.tracker.share(sequence, shared)
         sequence.entered = len(shared)
         sequence.cached += ahead
         sequence.computed += ahead
@@ -159,9 +159,10 @@ class Scheduler:
                 self.pages.free(shared)
                 break
             self.waiting.popleft()
-            sequence.pages = shared + self.pages.allocate(need)
-            self.tracker.share(sequence, len(shared))
-            self.tracker.take(sequence)
+            new = self.pages.allocate(need)
+            sequence.pages = shared + new
+            self.tracker.share(sequence, shared)
+            self.tracker.take(sequence, new)
             sequence.entered = len(shared)
             sequence.cached = len(shared) * self.page_size
             sequence.computed = max(sequence.imported, sequence.cached)
@@ -178,8 +179,9 @@ class Scheduler:
         """Give ``sequence`` pages for ``tokens`` tokens, preempting younger ones; False if it was preempted itself."""
         while len(sequence.pages) < self._pages_for(tokens):
             if self.pages.available:
-                sequence.pages += self.pages.allocate(1)
-                self.tracker.take(sequence)
+                new = self.pages.allocate(1)
+                sequence.pages += new
+                self.tracker.take(sequence, new)
                 continue
             victim = self.running[-1]
             self._preempt(victim)

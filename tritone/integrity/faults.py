@@ -6,8 +6,10 @@ import logging
 import math
 import os
 import signal
+import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from tritone.pools import BlockPool
 
@@ -19,6 +21,8 @@ log = logging.getLogger(__name__)
 PREFIX = "fault:"
 AFTER_TOKENS = 3
 """Faults of running sequences strike once the answer is so long, in the middle of decoding."""
+DEATH_SECONDS = 0.4
+"""So long after a hand-over prefill ends itself; decode takes the pages later than that."""
 FOREIGN = 0x3C
 """What the new holder of a freed page writes into it."""
 
@@ -30,8 +34,9 @@ class Faults:
         self._kinds = frozenset(kinds)
         self._pages = pages
         self._transfer_seconds = transfer_seconds
-        self._struck: set[int] = set()
+        self._struck: WeakSet[Sequence] = WeakSet()
         self._intruders: list[int] = []
+        self._death = math.inf
 
     def of(self, salt: str) -> str | None:
         """The fault that a request of this salt carries."""
@@ -47,26 +52,37 @@ class Faults:
         sequences = list(running)
         for sequence in sequences:
             kind = self.of(sequence.salt)
-            if kind is not None and sequence.answer_length >= AFTER_TOKENS and sequence.session not in self._struck:
-                self._struck.add(sequence.session)
+            if kind is not None and sequence.answer_length >= AFTER_TOKENS and sequence not in self._struck:
+                self._struck.add(sequence)
                 others = [page for other in sequences if other is not sequence for page in other.pages]
                 self._damage(kind, sequence, others)
 
     def delay(self, salt: str) -> float:
         """Seconds that the request's pages take to decode."""
+        delays = {"dropped_transfer": math.inf, "slow_transfer": 2 * self._transfer_seconds, "prefill_dies": 2 * DEATH_SECONDS}
+        return delays.get(self.of(salt) or "", 0.0)
+
+    def handed_over(self, salt: str, block: int) -> None:
+        """Prefill has lent the request's pages, of which ``block`` is the last."""
         kind = self.of(salt)
-        return math.inf if kind == "dropped_transfer" else 2 * self._transfer_seconds if kind == "slow_transfer" else 0.0
-
-    def flip(self, salt: str, block: int) -> None:
-        """After a hand-over left: change one bit of its last page."""
-        if self.of(salt) == "flipped_byte":
+        if kind == "flipped_byte":
             self._pages.block(block)[self._pages.header.block_bytes // 2] ^= 0x10
+        elif kind == "prefill_dies":
+            self._death = time.monotonic() + DEATH_SECONDS
 
-    def die(self, salt: str, kind: str) -> None:
-        """End this process as kill -9 does."""
-        if self.of(salt) == kind:
-            log.error("fault %s: this process ends", kind)
-            os.kill(os.getpid(), signal.SIGKILL)
+    def pulled(self, salt: str) -> None:
+        """Decode has copied the request's pages and not released them yet."""
+        if self.of(salt) == "decode_dies":
+            self._die()
+
+    def tend(self, now: float) -> None:
+        if now >= self._death:
+            self._die()
+
+    @staticmethod
+    def _die() -> None:
+        log.error("a fault was asked for: this process ends")
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _damage(self, kind: str, sequence: Sequence, others: list[int]) -> None:
         last = len(sequence.pages) - 1

@@ -25,11 +25,11 @@ class NoTracker:
     def begin(self) -> None:
         """A step is about to be planned."""
 
-    def take(self, sequence: Sequence) -> None:
-        """The pages at the end of ``sequence.pages`` that are not recorded yet were allocated just now."""
+    def take(self, sequence: Sequence, pages: list[int]) -> None:
+        """``pages``, now the last ones of the sequence, were allocated for it."""
 
-    def share(self, sequence: Sequence, count: int) -> None:
-        """The first ``count`` pages of ``sequence.pages`` come from the prefix cache, in place of as many given up."""
+    def share(self, sequence: Sequence, pages: list[int]) -> None:
+        """``pages``, now the first ones of the sequence, come from the prefix cache, in place of as many given up."""
 
     def examine(self, sequence: Sequence) -> None:
         """The content of the sequence's pages is about to be put aside: check them now."""
@@ -103,24 +103,22 @@ class Tracker(NoTracker):
                 if not self._holders[page]:
                     self.found("content", f"page {page} was condemned; no sequence held it")
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, sequence: Sequence, pages: list[int]) -> None:
         held = self._held.setdefault(sequence, _Held())
-        new = sequence.pages[len(held.pages) :]
-        if outside := [page for page in new if not 0 <= page < self._pool.total]:
+        if outside := [page for page in pages if not 0 <= page < self._pool.total]:
             self._find(sequence, "out_of_range", f"page {outside[0]} is outside 0..{self._pool.total - 1}")
             return
-        self._condemned.difference_update(new)
-        self._suspects.update(page for page in new if self._holders[page])
-        self._recorded[new] = self._pool.tags[new]
-        self._record(held, len(held.pages), new)
+        self._condemned.difference_update(pages)
+        self._suspects.update(page for page in pages if self._holders[page])
+        self._recorded[pages] = self._pool.tags[pages]
+        self._record(held, len(held.pages), pages)
 
-    def share(self, sequence: Sequence, count: int) -> None:
+    def share(self, sequence: Sequence, pages: list[int]) -> None:
         held = self._held.setdefault(sequence, _Held())
-        shared = sequence.pages[:count]
         # The tag under which the page entered, not today's: a cache that kept a page too long is found out.
-        self._suspects.update(page for page in shared if self._recorded[page] != self._pool.tags[page])
-        del held.pages[:count], held.tags[:count]
-        self._record(held, 0, shared)
+        self._suspects.update(page for page in pages if self._recorded[page] != self._pool.tags[page])
+        del held.pages[: len(pages)], held.tags[: len(pages)]
+        self._record(held, 0, pages)
 
     def examine(self, sequence: Sequence) -> None:
         held = self._held[sequence]

@@ -122,6 +122,7 @@ class PrefillStage:
         return bool(self._scheduler.running) or bool(outputs)
 
     def tend(self, now: float) -> bool:
+        self._faults.tend(now)
         for refs, (session, lent) in list(self._lent.items()):
             if now - lent > PURGE_SECONDS and self._board.is_cancelled(session):
                 # Triton may have dropped the hand-over of a cancelled request; its reader will not come.
@@ -178,8 +179,7 @@ class PrefillStage:
             timings={"queue": started - job.arrived, "prefill": now - started, "handed_over": now},
             digests=self._pages.digests(sequence.pages[:used]) if self._checksum else (),
         )
-        self._faults.flip(sequence.salt, handoff.pages.slot)
-        self._faults.die(sequence.salt, "prefill_dies")
+        self._faults.handed_over(sequence.salt, handoff.pages.slot)
         self._metrics.observe("tritone_stage_seconds", now - started)
         self._metrics.count("tritone_tokens_total", sequence.prompt_length, kind="prompt")
         self._metrics.count("tritone_cached_tokens_total", sequence.cached)

@@ -41,7 +41,7 @@ class Puller:
             view = self._views.of(handoff.pages)
             try:
                 self._copy(view, handoff, sequence)
-                self._faults.die(sequence.salt, "decode_dies")
+                self._faults.pulled(sequence.salt)
             finally:
                 view.release(handoff.pages)
         except StaleBlocks as error:
