@@ -183,6 +183,11 @@ class BlockPool:
                 self._lease_words[slot] = 0
         return overdue
 
+    def is_lent(self, refs: BlockRefs) -> bool:
+        """Whether the lease of ``refs`` has not been collected yet."""
+        lease = self._leases.get(refs.slot)
+        return lease is not None and lease.nonce == refs.nonce
+
     def take_back(self, slot: int, nonce: int) -> None:
         """Release a lease in its reader's place; does nothing if it is over."""
         if int(self._lease_words[slot]) == nonce:

@@ -123,20 +123,11 @@ class PrefillStage:
 
     def tend(self, now: float) -> bool:
         self._faults.tend(now)
-        for refs, (session, lent) in list(self._lent.items()):
-            if now - lent > PURGE_SECONDS and self._board.is_cancelled(session):
-                # Triton may have dropped the hand-over of a cancelled request; its reader will not come.
-                self._pages.take_back(refs.slot, refs.nonce)
-                if self._hidden is not None and self._lent_hidden.get(session) is not None:
-                    hidden = self._lent_hidden[session]
-                    self._hidden.take_back(hidden.slot, hidden.nonce)
-                lent = 0.0
-            if now - lent > self._lease_seconds:
-                del self._lent[refs]
-                self._lent_hidden.pop(session, None)
         expired = self._pages.collect() + (self._hidden.collect() if self._hidden else 0)
         if expired:
             self._metrics.count("tritone_leases_expired_total", expired)
+        for refs, (session, lent) in list(self._lent.items()):
+            self._tend_lent(refs, session, now - lent)
         for job, sequence in list(self._jobs.values()):
             session = job.request.session
             if self._board.is_cancelled(session):
@@ -152,6 +143,17 @@ class PrefillStage:
             self._metrics.gauges("tritone_hidden_blocks", self._hidden.gauges())
         leases = self._pages.leases or (self._hidden is not None and self._hidden.leases)
         return bool(self._jobs) or bool(leases)
+
+    def _tend_lent(self, refs: BlockRefs, session: int, seconds: float) -> None:
+        hidden = self._lent_hidden.get(session)
+        if seconds > PURGE_SECONDS and self._board.is_cancelled(session):
+            # Triton may have dropped the hand-over of a cancelled request; its reader will not come.
+            self._pages.take_back(refs.slot, refs.nonce)
+            if self._hidden is not None and hidden is not None:
+                self._hidden.take_back(hidden.slot, hidden.nonce)
+        if not self._pages.is_lent(refs) and not (self._hidden and hidden and self._hidden.is_lent(hidden)):
+            del self._lent[refs]
+            self._lent_hidden.pop(session, None)
 
     def _hand_over(self, job: _Job, output: Output) -> None:
         sequence, request = output.sequence, job.request
