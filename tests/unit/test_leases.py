@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import random
@@ -45,6 +46,10 @@ def held(cascade: Cascade) -> dict[str, int]:
     }
 
 
+def reached_decode(cascade: Cascade, session: int, reply: FakeReply) -> bool:
+    return session in cascade.decode._running or reply.closed
+
+
 def test_ten_thousand_hand_overs_of_which_a_tenth_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tritone.stages.prefill.PURGE_SECONDS", 0.05)
     cascade = Cascade(tmp_path, lease_seconds=0.3)
@@ -68,7 +73,7 @@ def test_ten_thousand_hand_overs_of_which_a_tenth_is_aborted(tmp_path: Path, mon
                 if point:
                     aborted += 1
                 if point == "decoding":
-                    wait_until(lambda s=session: s in cascade.decode._running or whole[-1][1].closed)  # type: ignore[misc]
+                    wait_until(functools.partial(reached_decode, cascade, *whole[-1]))
                 if point and point != "forgotten":  # that one is found by its lease alone
                     board.post(session)
             for session, reply in whole:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tritone.errors import TritoneError
 from tritone.integrity.kinds import KINDS
-from tritone.integrity.ledger import FIELDS, STATES, Ledger, Reading
+from tritone.integrity.ledger import STATES, Ledger, Reading
 from tritone.metrics import Metrics
 from tritone.pools import PoolView
 from tritone.pools.digest import digest
@@ -50,6 +50,10 @@ class PoolAudit:
         self._leases: dict[tuple[int, int], float] = {}
         self._next_content = 0
         self._known_bad: set[tuple[int, int]] = set()
+
+    @property
+    def epoch(self) -> int:
+        return self._view.header.epoch if self._view is not None else 0
 
     def read(self) -> Reading | None:
         """The owner's ledger; None before the owner has made its pool, and for pools without one."""
@@ -142,7 +146,7 @@ class Auditor:
         self._last = self._ticked = clock()
         self._known: str | None = "not looked at yet"
         """The problem at the last tick."""
-        self._exported: dict[tuple[str, str], int] = {}
+        self._exported: dict[tuple[object, ...], int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
@@ -242,28 +246,27 @@ class Auditor:
         """Bring the metrics up to date."""
         metrics = self._metrics
         with self._lock:
-            totals: dict[tuple[str, str], int] = {("", "sweeps"): self._sweeps}
+            self._export("sweeps", self._sweeps)
             for pool in self._all:
+                for kind, count in pool.found.items():
+                    self._export("mismatches", count, pool=pool.name, kind=kind)
                 reading = pool.read()
-                counts = {kind: pool.found[kind] for kind in KINDS}
-                if reading is not None:
-                    for kind in KINDS:
-                        counts[kind] += reading.mismatches[kind]
-                    totals[pool.name, "checks"] = reading.checks
-                    totals[pool.name, "pages_checked"] = reading.pages_checked
-                    for state in STATES:
-                        metrics.gauge("tritone_integrity_blocks", reading.blocks[state], pool=pool.name, state=state)
-                totals |= {(pool.name, kind): count for kind, count in counts.items()}
-            for (name, what), total in totals.items():
-                before = self._exported.get((name, what), 0)
-                more = total - before if total >= before else total  # less: the owner was restarted
-                self._exported[name, what] = total
-                if what in FIELDS and what in KINDS:
-                    metrics.count("tritone_integrity_mismatches_total", more, pool=name, kind=what)
-                elif name:
-                    metrics.count(f"tritone_integrity_{what}_total", more, pool=name)
-                else:
-                    metrics.count("tritone_integrity_sweeps_total", more)
+                if reading is None:
+                    continue
+                epoch = pool.epoch
+                self._export("checks", reading.checks, epoch, pool=pool.name)
+                self._export("pages_checked", reading.pages_checked, epoch, pool=pool.name)
+                for kind, count in reading.mismatches.items():
+                    self._export("mismatches", count, epoch, pool=pool.name, kind=kind)
+                for state in STATES:
+                    metrics.gauge("tritone_integrity_blocks", reading.blocks[state], pool=pool.name, state=state)
             metrics.gauge("tritone_integrity_sweep_age_seconds", self._clock() - self._last)
             self._known = self._problem()
             metrics.gauge("tritone_integrity_ready", self._known is None)
+
+    def _export(self, what: str, total: int, epoch: int = 0, **labels: str) -> None:
+        """Count what came since the last export; ``epoch`` is that of the owner who counts, who begins at 0."""
+        key = (what, epoch, *labels.values())
+        more = total - self._exported.get(key, 0)
+        self._exported[key] = total
+        self._metrics.count(f"tritone_integrity_{what}_total", more, **labels)
