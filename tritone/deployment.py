@@ -132,6 +132,9 @@ class Server(_Part):
     metrics_port: int = Field(default=8002, ge=0, le=65535)
     """Ports; 0 takes a free one."""
     exit_timeout_seconds: int = Field(default=8, ge=1)
+    """What still runs when the server is told to end is cut off after this time."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """How long running requests may go on when the server is asked to stop (SIGTERM); new ones are refused meanwhile."""
 
 
 class Deployment(_Part):
@@ -150,6 +153,8 @@ class Deployment(_Part):
     """Answer length where a request names none; 0 is what the context still holds."""
     prefix_cache: bool = True
     """Whether prefill and decode keep the KV of full pages for prompts that begin alike."""
+    max_wait_seconds: float = Field(default=30.0, gt=0)
+    """A request whose prompt would have to wait longer than this is refused with UNAVAILABLE."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """A hand-over block that its reader has not released after this time is taken back."""
     integrity: Integrity = Integrity()

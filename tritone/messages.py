@@ -281,7 +281,8 @@ TERMINAL: frozenset[str] = frozenset({"end", "error", "cancelled"})
 class Event:
     """One event of a session's stream.
 
-    - ``start``: first of every session; ``info`` holds ``options`` and ``created``.
+    - ``start``: first of every session; ``info`` holds ``options`` and ``created``, and ``only_audio`` where the client gets
+      no text.
     - ``text``: ``text`` delta; ``hidden`` refers to the hidden states of its tokens (speech requests).
     - ``speak``: start, text and end in one (the ``speech`` ensemble).
     - ``frames``: ``frames`` float32 [F, 131] for the VoiceBox; ``info.last`` ends the segment.
@@ -289,6 +290,8 @@ class Event:
     - ``end`` / ``error`` / ``cancelled``: last of every session; ``info`` holds finish_reason, usage and timings, or
       code and message.
     - ``beat``: nothing (see :class:`Prefilled`); to the client it may become ``waiting``.
+
+    ``lost`` names the stage whose process has died with the speech of this session: from here on it is text only.
     """
 
     session: int
@@ -298,6 +301,7 @@ class Event:
     hidden: tuple[BlockRefs, ...] = ()
     frames: npt.NDArray[np.float32] | None = None
     audio: npt.NDArray[np.float32] | None = None
+    lost: str = ""
 
     @property
     def terminal(self) -> bool:
@@ -311,6 +315,8 @@ class Event:
             body["info"] = self.info
         if self.hidden:
             body["hidden"] = [asdict(refs) for refs in self.hidden]
+        if self.lost:
+            body["lost"] = self.lost
         return _json(body)
 
     def to_tensors(self) -> Tensors:
@@ -332,6 +338,7 @@ class Event:
             hidden=tuple(BlockRefs.from_json(refs) for refs in body.get("hidden", ())),
             frames=tensors.get("frames"),
             audio=tensors.get("audio"),
+            lost=body.get("lost", ""),
         )
 
 

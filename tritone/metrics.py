@@ -29,6 +29,8 @@ METRICS: dict[str, MetricSpec] = {
     "tritone_cached_tokens_total": MetricSpec("counter", "Prompt tokens whose KV was found in the prefix cache"),
     "tritone_preemptions_total": MetricSpec("counter", "Times a sequence gave its pages back and went on later"),
     "tritone_leases_expired_total": MetricSpec("counter", "Hand-over blocks taken back from readers that never released them"),
+    "tritone_audio_lost_total": MetricSpec("counter", "Answers whose speech ended early because a stage died"),
+    "tritone_stage_starts_total": MetricSpec("counter", "Times a process of the stage started; more than one is a restart"),
     "tritone_queue_requests": MetricSpec("gauge", "Requests waiting in the stage"),
     "tritone_running_requests": MetricSpec("gauge", "Requests being computed in the stage"),
     "tritone_pages": MetricSpec("gauge", "Pages of the KV pool, by state (free, used, cached, leased)"),

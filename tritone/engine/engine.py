@@ -12,6 +12,7 @@ from tritone.engine.sampling import choose
 from tritone.engine.scheduler import Plan, Scheduler
 from tritone.engine.sequence import Sequence
 from tritone.errors import TritoneError
+from tritone.fatal import is_out_of_memory
 from tritone.kernels import KV
 from tritone.messages import TokenInfo
 from tritone.models.decoder import Batch
@@ -48,7 +49,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Compute one step. Outputs name the sequences that got a token or failed; failed ones are already removed.
 
-        An error of the model itself ends every sequence of the step, and only those.
+        An error of the model itself ends every sequence of the step, and only those; memory that cannot be had is raised.
         """
         plan = self.scheduler.schedule()
         outputs = self._check(plan) + self._import(plan)
@@ -63,6 +64,8 @@ class Engine:
                 rows = hidden[[last[sequence.session] for sequence in ready]]
                 chosen = choose(self.model.logits(rows), ready)
         except Exception as error:  # whatever the model raises, its requests must end with it
+            if is_out_of_memory(error):
+                raise
             failure = error if isinstance(error, TritoneError) else TritoneError(f"engine step failed: {error!r}")
             planned = plan.decodes + [sequence for sequence, _ in plan.chunks]
             return outputs + [self._fail(sequence, failure) for sequence in planned]
@@ -91,6 +94,8 @@ class Engine:
             try:
                 sequence.import_kv(sequence)
             except Exception as error:  # one hand-over's fault ends that request
+                if is_out_of_memory(error):
+                    raise
                 known = error if isinstance(error, TritoneError) else TritoneError(f"import failed: {error!r}")
                 failed.append(self._fail(sequence, known))
         self._leave_out(plan, failed)

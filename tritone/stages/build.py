@@ -42,6 +42,7 @@ def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> 
         CancelBoard(directory),
         metrics,
         max_queue=deployment.prefill.max_queue,
+        max_wait_seconds=deployment.max_wait_seconds,
         lease_seconds=deployment.lease_seconds,
         checksum=deployment.integrity.checksum,
         faults=_faults(deployment, pages),
@@ -76,24 +77,24 @@ def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> D
     )
 
 
-def build_talker(deployment: Deployment, directory: Path, metrics: Metrics) -> TalkerStage:
+def build_talker(deployment: Deployment, directory: Path, metrics: Metrics, restarted: bool) -> TalkerStage:
     from tritone.models.voice.talker import HibariTalker
     from tritone.stages.talker import TalkerStage
 
     assert deployment.voice is not None
     talker = HibariTalker(Path(deployment.voice), deployment.talker.threads)
     talker.warm_up()
-    return TalkerStage(talker, Views(directory), CancelBoard(directory), metrics, deployment.talker.max_queue)
+    return TalkerStage(talker, Views(directory), CancelBoard(directory), metrics, deployment.talker.max_queue, restarted)
 
 
-def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics) -> VoiceBoxStage:
+def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics, restarted: bool) -> VoiceBoxStage:
     from tritone.models.voice.voicebox import VoiceBox
     from tritone.stages.voicebox import VoiceBoxStage
 
     assert deployment.voice is not None
     box = VoiceBox(Path(deployment.voice), deployment.voicebox.threads)
     box.warm_up()
-    return VoiceBoxStage(box, CancelBoard(directory), metrics, deployment.voicebox.max_queue)
+    return VoiceBoxStage(box, CancelBoard(directory), metrics, deployment.voicebox.max_queue, restarted)
 
 
 def build_engine(

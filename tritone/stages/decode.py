@@ -13,6 +13,7 @@ from tritone.engine.engine import Engine, Output
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
 from tritone.errors import TritoneError
+from tritone.fatal import end_if_out_of_memory
 from tritone.integrity import IntegrityError
 from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Event, Failure, GenerateRequest, Prefilled, TokenInfo, failure_event, start_event
@@ -166,6 +167,7 @@ class DecodeStage:
         try:
             self._take(output)
         except Exception as error:
+            end_if_out_of_memory("decode", error)
             log.exception("decode")
             if output.sequence.session in self._running:
                 self._end(output.sequence)

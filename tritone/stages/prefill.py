@@ -11,6 +11,7 @@ import torch
 from tritone.engine.engine import Engine, Output
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
+from tritone.fatal import end_if_out_of_memory
 from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Failure, GenerateRequest, Handoff, Prefilled
 from tritone.metrics import Metrics
@@ -18,6 +19,7 @@ from tritone.pools import BlockPool, CancelBoard, PoolExhausted
 from tritone.pools.pool import torch_view
 from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
+from tritone.stages.pace import Pace
 from tritone.stages.reply import Reply
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class PrefillStage:
         metrics: Metrics,
         *,
         max_queue: int,
+        max_wait_seconds: float = 30.0,
         lease_seconds: float,
         checksum: bool = False,
         faults: Faults | None = None,
@@ -65,6 +68,8 @@ class PrefillStage:
         self._board = board
         self._metrics = metrics
         self._max_queue = max_queue
+        self._max_wait_seconds = max_wait_seconds
+        self._pace = Pace()
         self._lease_seconds = lease_seconds
         self._checksum = checksum
         self._faults = faults or Faults((), pages, 0.0)
@@ -86,9 +91,15 @@ class PrefillStage:
         self._outbox.stop()
 
     def _add(self, job: _Job) -> None:
+        wait = self._pace.seconds(self._tokens_left())
+        refused = ""
         if len(self._scheduler.waiting) >= self._max_queue:
-            failure = Failure("error", "UNAVAILABLE", f"prefill: {self._max_queue} requests wait already; try again in 1 s")
-            self._answer(job, failure=failure)
+            refused = f"{self._max_queue} requests wait already"
+        elif wait > self._max_wait_seconds:
+            refused = f"it would take about {wait:.0f} s until this request's turn, more than {self._max_wait_seconds:g} s"
+        if refused:
+            message = f"prefill: {refused}; try again in {max(1, round(wait - self._max_wait_seconds / 2))} s"
+            self._answer(job, failure=Failure("error", "UNAVAILABLE", message))
             return
         request = job.request
         sequence = Sequence(
@@ -105,7 +116,9 @@ class PrefillStage:
 
     def step(self) -> bool:
         begun = time.monotonic()
+        before = self._tokens_left()
         outputs = self._engine.step()
+        self._pace.add(before - self._tokens_left(), time.monotonic() - begun)
         for job, sequence in self._jobs.values():
             if job.started is None and (sequence.computed or sequence.pages):
                 job.started = begun
@@ -117,9 +130,14 @@ class PrefillStage:
                     self._answer(job, failure=Failure("error", output.error.code, output.error.message))
                 else:
                     self._hand_over(job, output)
-            except Exception:  # a stream that broke must not keep the others from their hand-over
+            except Exception as error:  # a stream that broke must not keep the others from their hand-over
+                end_if_out_of_memory("prefill", error)
                 log.exception("prefill")
         return bool(self._scheduler.running) or bool(outputs)
+
+    def _tokens_left(self) -> int:
+        """Tokens of the prompts under way that are still to be computed."""
+        return sum(max(0, sequence.prompt_length - sequence.computed) for _, sequence in self._jobs.values())
 
     def tend(self, now: float) -> bool:
         self._faults.tend(now)
