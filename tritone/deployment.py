@@ -23,13 +23,15 @@ ENVIRONMENT = "TRITONE_RUN"
 RESOLVED = "deployment.json"
 
 DType = Literal["auto", "float32", "bfloat16"]
+WeightsType = Literal["auto", "bf16", "float32", "fp8", "int8", "int4"]
 KVType = Literal["auto", "bf16", "float32", "fp8"]
-
-
 Fault = Literal[
     "stale_tag", "swapped_pages", "freed_while_read", "flipped_byte", "out_of_range", "dropped_transfer", "slow_transfer",
     "prefill_dies", "decode_dies",
 ]
+
+DENSE_WEIGHTS: dict[str, DType] = {"bf16": "bfloat16", "float32": "float32"}
+"""The ``dtype`` of each ``weights`` that is not quantised."""
 
 
 class _Part(BaseModel):
@@ -40,8 +42,16 @@ class EngineStage(_Part):
     """Prefill or decode: one engine with its own weights and its own page pool."""
 
     device: Literal["cpu"] = "cpu"
+    checkpoint: str | None = None
+    """The deployment's checkpoint in another precision, such as a quantised copy; named like ``checkpoint`` there."""
     dtype: DType = "auto"
-    """Weights and activations; ``auto`` is bfloat16 where the CPU multiplies it natively, else float32."""
+    """Activations, and weights that are not quantised; ``auto`` is what ``weights`` says if that is bf16 or float32, else
+    bfloat16 where the CPU multiplies it natively, else float32."""
+    weights: WeightsType = "auto"
+    """Matrices of the layers. ``auto`` is what the checkpoint stores; ``fp8`` (e4m3, a scale for each row), ``int8`` (a scale
+    for each row) and ``int4`` (one for each ``group``) keep what it stores so and round to nearest what it stores dense."""
+    group: int = Field(default=64, ge=-1, le=4096)
+    """Weights of a row that share a scale where ``int4`` is made here; -1 is the whole row."""
     kv: KVType = "auto"
     """Keys and values in the pages; ``fp8`` is e4m3, half the bytes of bf16; ``auto`` is ``dtype``."""
     threads: int = Field(default=0, ge=0, le=512)
@@ -56,6 +66,21 @@ class EngineStage(_Part):
     """Tokens computed in one step; a longer prompt is computed in chunks of this size."""
     max_queue: int = Field(default=1024, ge=1)
     """Requests that may wait; one more is refused with UNAVAILABLE."""
+
+
+    @field_validator("group")
+    @classmethod
+    def _group(cls, value: int) -> int:
+        if value != -1 and (value <= 0 or value % (8 if value <= 256 else 256)):
+            raise ValueError("must be -1 (a whole row) or a multiple of 8 (above 256, of 256)")
+        return value
+
+    @model_validator(mode="after")
+    def _one_dense_type(self) -> EngineStage:
+        dense = DENSE_WEIGHTS.get(self.weights)
+        if dense is not None and self.dtype not in ("auto", dense):
+            raise ValueError(f"weights: {self.weights!r} and dtype: {self.dtype!r} differ; allowed: dtype auto or {dense}")
+        return self
 
 
 class TalkerStage(_Part):

@@ -49,6 +49,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("checkpoint", None, "None"),
     ("prefill.device", "gpu", "'gpu'"),
     ("prefill.dtype", "float16", "'bfloat16'"),
+    ("prefill.weights", "nvfp4", "'int4'"),
+    ("decode.weights", "fp8_e5m2", "'fp8'"),
+    ("decode.kv", "fp8_e5m2", "'fp8'"),
+    ("decode.group", 0, "-1 (a whole row)"),
+    ("decode.group", 12, "multiple of 8"),
+    ("decode.group", 264, "above 256, of 256"),
     ("prefill.threads", -1, "-1"),
     ("prefill.threads", 513, "513"),
     ("decode.pool_tokens", 15, "15"),
@@ -84,6 +90,12 @@ def test_a_wrong_field_is_named_with_its_value(field: str, value: Any, hint: str
     assert repr(value) in lines[0]
 
 
+def test_dense_weights_and_activations_are_of_one_type() -> None:
+    assert Deployment.parse({"decode": {"weights": "bf16"}}, "t").decode.weights == "bf16"
+    message = refusal({"decode": {"weights": "bf16", "dtype": "float32"}})
+    assert "weights: 'bf16' and dtype: 'float32' differ; allowed: dtype auto or bfloat16" in message
+
+
 def test_all_wrong_fields_are_named_at_once() -> None:
     message = refusal({"page_size": 1, "decode": {"threads": -1}, "voise": "x"})
     assert message.startswith("test.yaml is not a valid deployment:\n")
@@ -97,7 +109,7 @@ def test_all_wrong_fields_are_named_at_once() -> None:
 def test_a_misspelt_field_is_answered_with_the_right_ones() -> None:
     assert "checkpoint, decode, default_max_tokens" in refusal({"chekpoint": "x"})
     message = refusal({"decode": {"thread": 1}})
-    assert "decode.thread: 1: no such field; allowed: device, dtype, kv, max_batch_tokens, max_queue" in message
+    assert "decode.thread: 1: no such field; allowed: checkpoint, device, dtype, group, kv, max_batch_tokens" in message
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 5])

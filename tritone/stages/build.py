@@ -57,7 +57,9 @@ def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> D
     _warm_up(engine)
     scales = None
     if deployment.prefill.kv == "fp8":
-        scales = load_kv_scales(deployment.checkpoint, DecoderConfig.from_directory(deployment.checkpoint))
+        assert deployment.prefill.checkpoint is not None
+        config = DecoderConfig.from_directory(deployment.prefill.checkpoint)
+        scales = load_kv_scales(deployment.prefill.checkpoint, config)
     return DecodeStage(
         engine,
         load_tokenizer(Path(deployment.checkpoint)),
@@ -107,11 +109,14 @@ def build_engine(
     from tritone.models.decoder import load_decoder, load_kv_scales
 
     torch.set_num_threads(part.threads)
+    assert part.checkpoint is not None
     model = load_decoder(
-        deployment.checkpoint,
+        part.checkpoint,
         dtype=getattr(torch, part.dtype),
         progress=LoadProgress(directory, name),
         max_positions=deployment.max_context,
+        weights=part.weights,
+        group=part.group,
     )
     config: DecoderConfig = model.config
     itemsize = ITEM_SIZES[part.dtype]
@@ -141,7 +146,7 @@ def build_engine(
     )
     kv: torch.Tensor = torch_view(pages.data, kv_dtype, shape)
     if part.kv == "fp8":
-        return Engine(model, QuantizedPages(kv, load_kv_scales(deployment.checkpoint, config)), scheduler), pages, hidden
+        return Engine(model, QuantizedPages(kv, load_kv_scales(part.checkpoint, config)), scheduler), pages, hidden
     return Engine(model, kv, scheduler), pages, hidden
 
 

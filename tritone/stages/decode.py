@@ -64,7 +64,7 @@ class DecodeStage:
         faults: Faults | None = None,
         prefill_scales: torch.Tensor | None = None,
     ) -> None:
-        """``prefill_scales`` are those of prefill's pages, if they are e4m3; this stage's own are the same numbers."""
+        """``prefill_scales`` are those of prefill's pages, if they are e4m3."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._tokenizer = tokenizer

@@ -31,6 +31,8 @@ class Puller:
         self._faults = faults
         self._seconds = seconds
         self._scales = scales
+        own = engine.kv.scales if isinstance(engine.kv, QuantizedPages) else None
+        self._same_scales = scales is None or (own is not None and torch.equal(scales, own))
         self._kernels = default_kernels()
 
     def pull(self, handoff: Handoff, sequence: Sequence) -> None:
@@ -73,7 +75,7 @@ class Puller:
         sources, targets = refs.blocks[first:], sequence.pages[first : len(refs.blocks)]
         view.check_owner()
         view.check(refs)
-        same = refs.dtype == self._pages.header.dtype
+        same = refs.dtype == self._pages.header.dtype and self._same_scales
         if same:
             for source, target in zip(sources, targets, strict=True):
                 self._pages.block(target)[:] = view.block(source)
