@@ -131,6 +131,8 @@ def percentile_95(values: list[float]) -> float:
 
 def compare(runner: Runner, batch: int, rounds: int, steps: int, progress: Progress) -> dict[str, Any]:
     task = progress.add_task(f"batch {batch}", total=rounds)
+    runner.rate("off", batch, 2)
+    runner.p95.clear()
     rates = interleave(
         {mode: lambda m=mode: runner.rate(m, batch, steps) for mode in MODES},
         rounds,
@@ -233,7 +235,6 @@ def main() -> None:
         }
         with Progress(console=console, transient=True) as progress:
             for batch, rounds, steps in plan:
-                runner.rate("off", batch, 2)
                 results["decode"][f"batch {batch}"] = compare(runner, batch, rounds, steps, progress)
         results["check alone, us per step, 64 x 512 pages"] = check_alone(directory, 200 if quick else 1000)
     finally:
