@@ -219,7 +219,7 @@ def show(results: dict[str, Any]) -> None:
 def main() -> None:
     quick = is_quick()
     # Batch, pairs, steps in a run.
-    plan = ((1, 10, 8), (8, 10, 4)) if quick else ((1, 14, 24), (8, 12, 10), (32, 10, 6))
+    plan = ((1, 10, 8), (8, 10, 4)) if quick else ((1, 12, 16), (8, 10, 8), (32, 10, 5))
     deployment = resolve_deployment(Deployment.load(Path("deployments/demo-cpu.yaml")), default_cache())
     part = deployment.decode.model_copy(
         update={"kv": "fp8", "pool_tokens": max(batch for batch, _, _ in plan) * (CONTEXTS[0] + CONTEXTS[1]) // 2 * 5 // 4
