@@ -118,6 +118,8 @@ class Integrity(_Part):
 
     @model_validator(mode="after")
     def _meant(self) -> Integrity:
+        if self.checksum and self.mode == "off":
+            raise ValueError("checksum: true needs mode raise or log; mode is 'off'")
         if self.faults and self.mode == "off":
             raise ValueError(f"faults: {list(self.faults)} need mode raise or log; mode is 'off'")
         if "flipped_byte" in self.faults and not self.checksum:

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.unit.cascade import Cascade, ThroughIntegrity, ask, tokens_of
 from tests.unit.helpers import FakeReply, wait_until
 from tests.unit.test_faults import expected
 from tritone.messages import Prefilled
-from tritone.pools import CancelBoard
+from tritone.pools import CancelBoard, PoolView
 
 HAND_OVERS = 10_000
 WAVE = 50
@@ -130,6 +131,61 @@ def test_prefill_takes_back_what_decode_waits_for(cascade: Cascade, monkeypatch:
     cascade.decode._loop.post(lambda: None)
     assert tokens_of(other.wait()) == expected(2)
     wait_until(cascade.idle)
+
+
+def test_prefill_reuses_blocks_while_decode_copies_them(cascade: Cascade, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = handed_over(cascade, 1)
+    assert given.handoff is not None
+    refs, pool, done = given.handoff.pages, cascade.prefill_pool, threading.Event()
+    plain = PoolView.block
+
+    def reuse() -> None:
+        pool.take_back(refs.slot, refs.nonce)
+        pool.collect()
+        blocks = pool.allocate(pool.available)
+        for block in blocks:
+            pool.block(block)[:] = 7
+        pool.free(blocks)
+        done.set()
+
+    def block(view: PoolView, index: int) -> Any:
+        if not done.is_set():
+            cascade.prefill._loop.post(reuse)
+            assert done.wait(5)
+        return plain(view, index)
+
+    monkeypatch.setattr(PoolView, "block", block)
+    reply = FakeReply()
+    cascade.decode.submit(given, reply)
+    events = reply.wait()
+    assert events[-1].info["message"].startswith("integrity: ")
+    assert tokens_of(events) == expected(1, 1), "the first token came with the hand-over; no other may leave"
+    wait_until(cascade.idle)
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_blocks_that_are_reused_without_new_bytes_are_found_by_tag(tmp_path: Path, checksum: bool) -> None:
+    cascade = Cascade(tmp_path, checksum=checksum)
+    try:
+        given = handed_over(cascade, 1)
+        assert given.handoff is not None
+        refs, pool, done = given.handoff.pages, cascade.prefill_pool, threading.Event()
+
+        def reuse() -> None:
+            pool.take_back(refs.slot, refs.nonce)
+            pool.collect()
+            pool.evict_all()
+            pool.free(pool.allocate(pool.available))
+            done.set()
+
+        cascade.prefill._loop.post(reuse)
+        assert done.wait(5)
+        reply = FakeReply()
+        cascade.decode.submit(given, reply)
+        assert reply.wait()[-1].info["message"].startswith("integrity: stale_tag: prefill_pages: block")
+        wait_until(cascade.idle)
+    finally:
+        cascade.stop()
 
 
 def test_a_reader_that_never_releases_is_timed_out(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ class BlockPool:
         self._free = FreeList(blocks)
         self._issued = self.tags.copy()
         self._next_tag = 1
-        self._seal = seal
+        self.seal = seal
+        """Whether digests of kept blocks are published."""
         self._leases: dict[int, Lease] = {}
         self._clock = clock
 
@@ -109,7 +110,7 @@ class BlockPool:
     def keep(self, block: int) -> None:
         """The content of a held block is complete and worth keeping; nothing is written into it from here on."""
         self._free.keep(block)
-        if self._seal:
+        if self.seal:
             self._seals[block] = digest(self.block(block))
 
     def is_kept(self, block: int) -> bool:

@@ -205,20 +205,22 @@ class DecodeStage:
             self._leases_looked = now
         for session, (running, sequence) in list(self._running.items()):
             answer = running.answer
+            if self._board.is_cancelled(session):
+                self._end(sequence)
+                self._fail(running, Failure("cancelled"))
+                continue
             if stuck := self._stuck(running, now, look):
                 self._end(sequence)
                 self._fail(running, Failure("error", stuck.code, stuck.message))
                 continue
-            if running.due and now >= running.due:
-                running.due = 0.0
-                self._scheduler.add(sequence)
-            if self._board.is_cancelled(session):
-                self._end(sequence)
-                self._fail(running, Failure("cancelled"))
-            elif now - answer.last_sent >= BEAT_SECONDS:
+            if now - answer.last_sent >= BEAT_SECONDS:
                 answer.last_sent = now
                 self._outbox.put(running.reply, Event(session, "beat"))
-            if running.refs is not None and now - answer.arrived > 0.8 * self._lease_seconds:
+            if running.due:
+                if now >= running.due:
+                    running.due = 0.0
+                    self._scheduler.add(sequence)
+            elif running.refs is not None and now - answer.arrived > 0.8 * self._lease_seconds:
                 # Still queued and the lease is nearly over: give prefill its pages back and compute the prompt here.
                 self._views.release(running.refs)
                 running.refs = None

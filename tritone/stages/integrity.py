@@ -55,6 +55,10 @@ class IntegrityStage:
         if prefilled.handoff is None or prefilled.request is None:
             return prefilled
         handoff, request = prefilled.handoff, prefilled.request
+        if self._board.is_cancelled(prefilled.session):
+            # Prefill may have taken the pages back: no fault of anybody's.
+            self._views.release(handoff.pages, handoff.hidden)
+            return Prefilled(request, prefilled.session, None, Failure("cancelled"))
         try:
             problem = self._auditor.problem() if self._auditor is not None else None
             if problem is not None:
