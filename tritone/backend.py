@@ -13,14 +13,17 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tritone.errors import TritoneError
+from tritone.fatal import before_end, end_if_out_of_memory
 from tritone.messages import STAGES, StageSpec, Tensors
 from tritone.metrics import METRICS, Metrics
+from tritone.processes import ProcessRecord, mark_started
 
 EXPORT_SECONDS = 0.25
 PARENT_SECONDS = 1.0
@@ -166,18 +169,10 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def record_region(stage: str) -> None:
-    """Note in the run directory which shared-memory region Triton made for this stub: it removes it itself only when it
-    ends in order, else the supervisor does."""
-    # Only here: the throw-away process that completes a configuration must start fast.
-    from tritone.deployment import ENVIRONMENT
-
-    run = os.environ.get(ENVIRONMENT)
-    if not run:
-        return
+def make_record(stage: str) -> ProcessRecord:
+    """This process, with the names of the shared-memory regions that Triton made for it."""
     words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
-    regions = [word for word in words if REGION.fullmatch(word)]
-    (Path(run) / f"{stage}.regions").write_text("\n".join(regions))
+    return ProcessRecord(stage, os.getpid(), tuple(word for word in words if REGION.fullmatch(word)))
 
 
 class StageModel:
@@ -200,11 +195,20 @@ class StageModel:
         """Stop the stage's threads."""
 
     def initialize(self, args: dict[str, Any]) -> None:
+        # Only here: the throw-away process that completes a configuration must start fast.
+        from tritone.deployment import run_directory
+
         logging.basicConfig(level=logging.INFO, format=f"{self.stage}: %(message)s")
         end_with_parent()
-        record_region(self.stage)
+        self._run = run_directory()
+        self._record = make_record(self.stage)
+        self._record.write(self._run)
+        before_end.append(lambda reason: replace(self._record, reason=reason).write(self._run))
         self._spec: StageSpec = STAGES[self.stage]
         self.metrics = Metrics(self.stage)
+        self.restarted = mark_started(self._run, self.stage)
+        """Whether sessions may be under way that an earlier process of this stage knew."""
+        self.metrics.count("tritone_stage_starts_total")
         self.start(self.metrics)
         # Triton drops a cancelled request that waits before a stage: what earlier stages hold of it is purged here.
         self._exporter = MetricsExporter(self.pb_utils, self.metrics, getattr(getattr(self, "work", None), "purge", None))
@@ -216,6 +220,7 @@ class StageModel:
     def finalize(self) -> None:
         self.shut_down()
         self._exporter.stop()
+        self._record.path(self._run).unlink(missing_ok=True)
 
     def _one(self, request: Any) -> Any:
         pb = self.pb_utils
@@ -228,6 +233,7 @@ class StageModel:
                     tensors[spec.name] = tensor.as_numpy()
             made = self.handle(tensors, request)
         except Exception as error:  # one request's fault ends that request
+            end_if_out_of_memory(self.stage, error)
             if not isinstance(error, TritoneError):
                 log.exception("%s", self.stage)
                 error = TritoneError(f"{self.stage}: {error!r}")

@@ -31,7 +31,7 @@ from tritone.errors import CODES, TritoneError
 
 SAMPLE_RATE = 24000
 IDLE_SECONDS = 300.0
-"""A stage process that dies leaves its requests without an answer or an error: only a time-out ends them."""
+"""A stream that says nothing for so long is given up."""
 
 Option = str | int | float | bool | Sequence[str] | None
 Messages = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -51,8 +51,8 @@ class Event:
 
     index: int
     kind: str
-    """``text``, ``audio``, ``end`` or ``cancelled``; ``error`` is raised as RequestError instead, and ``waiting`` is left out
-    (its index is then missing)."""
+    """``text``, ``audio``, ``audio_lost`` (no more audio will come; ``info`` says why), ``end`` or ``cancelled``; ``error`` is
+    raised as RequestError instead, and ``waiting`` is left out (its index is then missing)."""
     text: str = ""
     audio: npt.NDArray[np.float32] | None = None
     """[samples] at 24 kHz, between -1 and 1."""

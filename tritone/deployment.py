@@ -30,6 +30,11 @@ KVType = Literal["auto", "bf16", "float32", "fp8"]
 DENSE_WEIGHTS: dict[str, DType] = {"bf16": "bfloat16", "float32": "float32"}
 """The ``dtype`` of each ``weights`` that is not quantised."""
 
+Fault = Literal[
+    "stale_tag", "swapped_pages", "freed_while_read", "flipped_byte", "out_of_range", "dropped_transfer", "slow_transfer",
+    "prefill_dies", "decode_dies",
+]
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -99,6 +104,36 @@ class VoiceBoxStage(_Part):
     max_queue: int = Field(default=4096, ge=1)
 
 
+class Integrity(_Part):
+    """Checks of everything that requests share; docs/integrity.md says what and why."""
+
+    mode: Literal["off", "raise", "log"] = "off"
+    """``raise`` ends a request whose pages are not what it took; ``log`` counts and logs it; ``off`` looks at nothing."""
+    checksum: bool = False
+    """Digests of handed-over and of finished pages: compared where decode takes them over, and by the audit."""
+    audit_seconds: float = Field(default=5.0, ge=0, le=3600)
+    """How often the integrity stage sweeps both pools from outside; 0: never."""
+    transfer_seconds: float = Field(default=10.0, gt=0)
+    """A request whose pages take longer from prefill to decode ends."""
+    faults: tuple[Fault, ...] = ()
+    """Faults that a request may ask for by the option ``cache_salt`` = ``fault:<name>``; for tests."""
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML reads a bare off as false
+
+    @model_validator(mode="after")
+    def _meant(self) -> Integrity:
+        if self.checksum and self.mode == "off":
+            raise ValueError("checksum: true needs mode raise or log; mode is 'off'")
+        if self.faults and self.mode == "off":
+            raise ValueError(f"faults: {list(self.faults)} need mode raise or log; mode is 'off'")
+        if "flipped_byte" in self.faults and not self.checksum:
+            raise ValueError("faults: 'flipped_byte' is found by digests alone, and checksum is false; allowed: checksum true")
+        return self
+
+
 class Server(_Part):
     host: str = "127.0.0.1"
     http_port: int = Field(default=8000, ge=0, le=65535)
@@ -106,6 +141,9 @@ class Server(_Part):
     metrics_port: int = Field(default=8002, ge=0, le=65535)
     """Ports; 0 takes a free one."""
     exit_timeout_seconds: int = Field(default=8, ge=1)
+    """What still runs when the server is told to end is cut off after this time."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """How long running requests may go on when the server is asked to stop (SIGTERM); new ones are refused meanwhile."""
 
 
 class Deployment(_Part):
@@ -124,9 +162,12 @@ class Deployment(_Part):
     """Answer length where a request names none; 0 is what the context still holds."""
     prefix_cache: bool = True
     """Whether prefill and decode keep the KV of full pages for prompts that begin alike."""
+    max_wait_seconds: float = Field(default=30.0, gt=0)
+    """A request whose prompt would have to wait longer than this is refused with UNAVAILABLE."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """A hand-over block that its reader has not released after this time is taken back."""
     accuracy: Accuracy = Accuracy()
+    integrity: Integrity = Integrity()
     prefill: EngineStage = EngineStage()
     decode: EngineStage = EngineStage()
     talker: TalkerStage = TalkerStage()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -56,6 +56,7 @@ _SESSION = TensorSpec("session", "UINT64", (1,))
 _IDS = TensorSpec("ids", "INT32", (-1,))
 _REQUEST = TensorSpec("request", "STRING", (1,))
 _HANDOFF = TensorSpec("handoff", "STRING", (1,))
+_REPORT = TensorSpec("report", "STRING", (1,), optional=True)
 _EVENT = TensorSpec("event", "STRING", (1,))
 _FRAMES = TensorSpec("frames", "FP32", (-1, FRAME_WIDTH), optional=True)
 _AUDIO = TensorSpec("audio", "FP32", (-1,), optional=True)
@@ -72,7 +73,13 @@ STAGES: dict[str, StageSpec] = {
             decoupled=False,
         ),
         StageSpec("prefill", (_SESSION, _IDS, _REQUEST), (_SESSION, _IDS, _REQUEST, _HANDOFF), decoupled=True),
-        StageSpec("integrity", (_SESSION, _IDS, _REQUEST, _HANDOFF), (_SESSION, _IDS, _REQUEST, _HANDOFF), decoupled=False),
+        # All optional, so that a client can ask for the report alone; an ensemble maps the others.
+        StageSpec(
+            "integrity",
+            tuple(replace(spec, optional=True) for spec in (_SESSION, _IDS, _REQUEST, _HANDOFF, _REPORT)),
+            (_SESSION, _IDS, _REQUEST, _HANDOFF, _REPORT),
+            decoupled=False,
+        ),
         StageSpec("decode", (_SESSION, _IDS, _REQUEST, _HANDOFF), (_SESSION, _EVENT), decoupled=True),
         StageSpec("talker", (_SESSION, _EVENT), (_SESSION, _EVENT, _FRAMES), decoupled=True),
         StageSpec("voicebox", (_SESSION, _EVENT, _FRAMES), (_SESSION, _EVENT, _AUDIO), decoupled=True),
@@ -92,6 +99,11 @@ ROLE_OUTPUTS: dict[str, Literal["chat", "omni", "speech"]] = {
     "speech_event": "speech",
 }
 """An ensemble maps exactly one of these outputs of preprocess; that tells preprocess which ensemble it serves."""
+
+
+def report_tensors(report: Mapping[str, Any]) -> Tensors:
+    """The answer of the integrity model to a client that asks for its report."""
+    return {"report": _json(report)}
 
 
 def _string(value: str) -> npt.NDArray[Any]:
@@ -188,6 +200,7 @@ class Handoff:
     """What prefill gives decode: the first token, and the prompt's KV pages as leased blocks.
 
     ``hidden`` refers to the hidden state that made the first token (speech requests). ``page_size`` in tokens.
+    ``digests`` of the pages' bytes in the order of their tokens, where the deployment has ``integrity.checksum``.
     """
 
     first: TokenInfo
@@ -196,6 +209,7 @@ class Handoff:
     hidden: BlockRefs | None
     cached_tokens: int
     timings: dict[str, float]
+    digests: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Handoff:
@@ -206,6 +220,7 @@ class Handoff:
             hidden=BlockRefs.from_json(data["hidden"]) if data["hidden"] else None,
             cached_tokens=data["cached_tokens"],
             timings=data["timings"],
+            digests=tuple(data["digests"]),
         )
 
 
@@ -266,7 +281,8 @@ TERMINAL: frozenset[str] = frozenset({"end", "error", "cancelled"})
 class Event:
     """One event of a session's stream.
 
-    - ``start``: first of every session; ``info`` holds ``options`` and ``created``.
+    - ``start``: first of every session; ``info`` holds ``options`` and ``created``, and ``only_audio`` where the client gets
+      no text.
     - ``text``: ``text`` delta; ``hidden`` refers to the hidden states of its tokens (speech requests).
     - ``speak``: start, text and end in one (the ``speech`` ensemble).
     - ``frames``: ``frames`` float32 [F, 131] for the VoiceBox; ``info.last`` ends the segment.
@@ -274,6 +290,8 @@ class Event:
     - ``end`` / ``error`` / ``cancelled``: last of every session; ``info`` holds finish_reason, usage and timings, or
       code and message.
     - ``beat``: nothing (see :class:`Prefilled`); to the client it may become ``waiting``.
+
+    ``lost`` names the stage whose process has died with the speech of this session: from here on it is text only.
     """
 
     session: int
@@ -283,6 +301,7 @@ class Event:
     hidden: tuple[BlockRefs, ...] = ()
     frames: npt.NDArray[np.float32] | None = None
     audio: npt.NDArray[np.float32] | None = None
+    lost: str = ""
 
     @property
     def terminal(self) -> bool:
@@ -296,6 +315,8 @@ class Event:
             body["info"] = self.info
         if self.hidden:
             body["hidden"] = [asdict(refs) for refs in self.hidden]
+        if self.lost:
+            body["lost"] = self.lost
         return _json(body)
 
     def to_tensors(self) -> Tensors:
@@ -317,6 +338,7 @@ class Event:
             hidden=tuple(BlockRefs.from_json(refs) for refs in body.get("hidden", ())),
             frames=tensors.get("frames"),
             audio=tensors.get("audio"),
+            lost=body.get("lost", ""),
         )
 
 

@@ -16,10 +16,11 @@ class TritonPythonModel(StageModel):
 
     def start(self, metrics):
         from tritone.deployment import run_directory
-        from tritone.pools.board import CancelBoard
+        from tritone.pools import CancelBoard, Views
         from tritone.stages.postprocess import PostprocessStage
 
-        self.work = PostprocessStage(CancelBoard(run_directory()), metrics)
+        directory = run_directory()
+        self.work = PostprocessStage(CancelBoard(directory), Views(directory), metrics, restarted=self.restarted)
 
     def handle(self, tensors, request):
         self.work.submit(Event.from_tensors(tensors), self.reply(request))

@@ -18,7 +18,7 @@ class TritonPythonModel(StageModel):
         from tritone.deployment import Deployment, run_directory
         from tritone.stages.build import build_talker
 
-        self.work = build_talker(Deployment.from_environment(), run_directory(), metrics)
+        self.work = build_talker(Deployment.from_environment(), run_directory(), metrics, self.restarted)
 
     def handle(self, tensors, request):
         self.work.submit(Event.from_tensors(tensors), self.reply(request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from tritone.backend import MetricsExporter, StageModel, TritonReply, complete_c
 from tritone.errors import CODES, InvalidArgument, TritoneError, Unavailable
 from tritone.messages import STAGES, Event
 from tritone.metrics import METRICS, Metrics
+from tritone.processes import read_records
 
 FINAL = 1
 
@@ -110,7 +112,9 @@ class FakeTriton:
 
 
 @pytest.fixture(autouse=True)
-def quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_and_clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITONE_RUN", str(tmp_path))
+    monkeypatch.setattr(backend, "before_end", [])
     monkeypatch.setattr(backend, "EXPORT_SECONDS", 0.01)
     monkeypatch.setattr(FakeTriton.MetricFamily, "made", {})
 
@@ -340,6 +344,20 @@ def test_the_life_of_a_model(model: Callable[..., StageModel]) -> None:
     assert isinstance(made.metrics, Metrics)
     made.finalize()
     assert made.log == ["start", "shut down"]  # type: ignore[attr-defined]
+
+
+def test_the_record_of_a_stage_process(model: Callable[..., StageModel], tmp_path: Path) -> None:
+    first = model("decode", lambda self, tensors, request: None)
+    (record,) = read_records(tmp_path)
+    assert (record.stage, record.pid, record.reason) == ("decode", os.getpid(), "")
+    assert not first.restarted
+    (words,) = backend.before_end
+    words("out of memory")
+    assert [record.reason for record in read_records(tmp_path)] == ["out of memory"]
+    first.finalize()
+    assert read_records(tmp_path) == [], "one that ends in order has not died"
+    assert model("decode", lambda self, tensors, request: None).restarted
+    assert not model("talker", lambda self, tensors, request: None).restarted
 
 
 # Metrics

@@ -65,6 +65,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("talker.threads", 0, "0"),
     ("talker.hidden_blocks", 15, "15"),
     ("voicebox.max_queue", 0, "0"),
+    ("integrity.mode", "loud", "'off', 'raise' or 'log'"),
+    ("integrity.mode", True, "'off', 'raise' or 'log'"),
+    ("integrity.checksum", "crc", "boolean"),
+    ("integrity.audit_seconds", -1, "-1"),
+    ("integrity.transfer_seconds", 0, "0"),
     ("server.grpc_port", 65536, "65536"),
     ("server.metrics_port", -1, "-1"),
     ("server.exit_timeout_seconds", 0, "0"),
@@ -135,6 +140,24 @@ def test_a_request_of_full_length_fits_into_each_pool(stage: str) -> None:
 )
 def test_pools_are_counted_in_whole_pages(data: Any) -> None:
     assert "pool_tokens" in refusal(data)
+
+
+def test_an_unknown_fault_is_refused_with_the_list() -> None:
+    message = refusal({"integrity": {"mode": "raise", "faults": ["rust"]}})
+    assert "integrity.faults.0: 'rust'" in message and "'stale_tag', 'swapped_pages'" in message
+
+
+def test_checks_are_off_unless_written_and_on_in_the_projects_deployments(tmp_path: Path) -> None:
+    assert Deployment.parse({}, "t").integrity.mode == "off"
+    for path in (Path(__file__).parents[2] / "deployments").glob("*.yaml"):
+        assert Deployment.load(path).integrity.mode == "raise", path
+    path = tmp_path / "mine.yaml"
+    path.write_text("integrity: {mode: off}\n")  # a boolean to YAML
+    assert Deployment.load(path).integrity.mode == "off"
+
+
+def test_digests_need_a_mode_that_looks_at_them() -> None:
+    assert "checksum: true needs mode raise or log; mode is 'off'" in refusal({"integrity": {"checksum": True}})
 
 
 def test_a_deployment_cannot_be_changed() -> None:

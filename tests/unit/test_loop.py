@@ -1,4 +1,4 @@
-"""The engine loop: everything happens on its one thread, in order, and nothing stops it but stop()."""
+"""The engine loop: everything happens on its one thread, in order, until stop() or a fault."""
 
 from __future__ import annotations
 
@@ -105,23 +105,28 @@ def test_it_looks_around_while_something_is_held(work: Work, loop: EngineLoop) -
     assert len(work.tended) - count <= (time.monotonic() - start) / 0.02 + 2
 
 
-@pytest.mark.parametrize("part", ["command", "step"])
-def test_an_exception_does_not_end_it(part: str, work: Work, loop: EngineLoop) -> None:
-    raised = threading.Event()
+@pytest.mark.parametrize("part", ["command", "step", "tend"])
+def test_an_exception_is_fatal(part: str, work: Work) -> None:
+    """What no request could be ended for leaves an engine in a state that nobody knows."""
+    ends: list[tuple[str, BaseException]] = []
+    error = RuntimeError("expected by the test")
 
-    def broken() -> None:
-        if not raised.is_set():
-            raised.set()
-            raise RuntimeError("expected by the test")
+    def broken(*_: object) -> bool:
+        raise error
 
-    if part == "command":
-        loop.post(broken)
-    else:
-        work.raising = broken
-        loop.post(lambda: None)
-    assert raised.wait(5)
-    loop.post(lambda: setattr(work, "todo", 2))
-    wait_until(lambda: work.log == ["step", "step"])
+    if part == "tend":
+        work.tend = broken  # type: ignore[method-assign]
+    elif part == "step":
+        work.raising = broken  # type: ignore[assignment]
+    loop = EngineLoop(work, "test-loop", lambda where, error: ends.append((where, error)))
+    loop.post(broken if part == "command" else lambda: None)  # type: ignore[arg-type]
+    wait_until(lambda: ends)
+    assert ends == [("test-loop: the engine's loop", error)]
+    loop.stop()
+    work.todo = 1
+    loop.post(lambda: None)
+    time.sleep(0.05)
+    assert work.log == [], "it does nothing more"
 
 
 def test_it_stops_at_once_while_asleep_and_while_busy() -> None:

@@ -15,15 +15,15 @@ from helpers import FakeReply, assert_fits
 from tritone.messages import Event, Failure, failure_event
 from tritone.metrics import Metrics
 from tritone.options import Options
-from tritone.pools import CancelBoard
+from tritone.pools import CancelBoard, Views
 from tritone.stages.postprocess import WAITING_SECONDS, PostprocessStage
 
 
 class Bench:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, restarted: bool = False) -> None:
         self.board = CancelBoard(directory)
         self.metrics = Metrics("postprocess")
-        self.stage = PostprocessStage(self.board, self.metrics)
+        self.stage = PostprocessStage(self.board, Views(directory), self.metrics, restarted=restarted)
         self.created = time.monotonic() - 2.0
 
     def send(self, session: int, kind: Any, cancelled: bool = False, **more: Any) -> dict[str, Any] | None:
@@ -281,3 +281,52 @@ def test_a_joined_answer_has_no_waiting_events(bench: Bench, monkeypatch: pytest
     bench.start(1, stream=False)
     now += 10 * WAITING_SECONDS
     assert bench.send(1, "beat") is None
+
+
+def test_speech_that_was_lost_is_told_once_and_the_text_goes_on(bench: Bench) -> None:
+    bench.start(1, speech=True)
+    bench.start(2)
+    replies = FakeReply()
+    bench.stage.submit(Event(1, "text", text="a", lost="talker"), replies)
+    kinds = [message["event"][0] for message in replies.messages]
+    assert kinds == [b"audio_lost", b"text"]
+    assert [int(message["index"][0]) for message in replies.messages] == [0, 1]
+    assert json.loads(replies.messages[0]["info"][0])["stage"] == "talker"
+    assert bench.send(1, "text", text="b", lost="talker") == {"index": 2, "event": "text", "text": "b"}
+    assert bench.end(1)["info"]["audio_lost"] == "talker"
+    assert bench.send(2, "text", text="c", lost="talker") == {"index": 0, "event": "text", "text": "c"}
+
+
+def test_a_joined_answer_says_at_its_end_that_speech_was_lost(bench: Bench) -> None:
+    bench.start(1, speech=True, stream=False)
+    bench.send(1, "audio", audio=audio(0.5))
+    assert bench.send(1, "text", text="a", lost="voicebox") is None
+    made = bench.end(1)
+    assert (made["info"]["audio_lost"], made["text"], made["audio"]) == ("voicebox", "a", [0.5])
+
+
+def test_a_request_for_speech_alone_fails_with_its_speech(bench: Bench) -> None:
+    info = {"options": Options(speech=True).to_json(), "created": bench.created, "only_audio": True}
+    assert bench.send(1, "start", info=info) is None
+    made = bench.send(1, "beat", lost="voicebox")
+    assert made is not None and (made["event"], made["info"]["code"]) == ("error", "UNAVAILABLE")
+    assert bench.board.is_cancelled(1)
+    assert bench.send(1, "end") is None
+
+
+def test_a_second_start_changes_nothing(bench: Bench) -> None:
+    """A stage before this one was restarted and announces the session again."""
+    bench.start(1)
+    assert bench.send(1, "text", text="a") == {"index": 0, "event": "text", "text": "a"}
+    bench.start(1)
+    assert bench.send(1, "text", text="b") == {"index": 1, "event": "text", "text": "b"}
+
+
+def test_a_restarted_stage_ends_sessions_that_it_does_not_know(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, restarted=True)
+    made = bench.send(1, "text", text="b")
+    assert made is not None and (made["index"], made["event"], made["info"]["code"]) == (-1, "error", "UNAVAILABLE")
+    assert bench.board.is_cancelled(1), "the stages before it stop"
+    assert bench.send(1, "text", text="c") is None
+    bench.start(2)
+    assert bench.send(2, "text", text="d") == {"index": 0, "event": "text", "text": "d"}

@@ -17,11 +17,12 @@ import pytest
 
 from tritone.deployment import Deployment, Server
 from tritone.errors import TritoneError
+from tritone.processes import SHARED_MEMORY
 from tritone.supervisor import resolve
 from tritone.supervisor.backend_directory import build_backend_directory
 from tritone.supervisor.installation import PROJECT, Installation
 from tritone.supervisor.log import failure_reason, loaded_models
-from tritone.supervisor.orphans import SHARED_MEMORY, end_processes, processes_of
+from tritone.supervisor.orphans import end_processes, processes_of
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
 

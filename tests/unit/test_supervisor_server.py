@@ -15,10 +15,11 @@ import pytest
 
 from tritone.client import Client, RequestError
 from tritone.deployment import Deployment
+from tritone.processes import SHARED_MEMORY
 from tritone.supervisor import Server, StartError
 from tritone.supervisor.installation import PROJECT
 from tritone.supervisor.orphans import processes_of
-from tritone.supervisor.run_directory import SHARED_MEMORY, remove_stale
+from tritone.supervisor.run_directory import remove_stale
 
 MODEL = """
     import itertools

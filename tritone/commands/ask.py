@@ -12,6 +12,7 @@ from typing import Any
 
 from tritone.client import IDLE_SECONDS, SAMPLE_RATE, Stream
 from tritone.commands.sound import WaveFile
+from tritone.commands.terminal import errors
 
 DEFAULT_URL = "127.0.0.1:8001"
 _OPTIONS: tuple[tuple[str, type, str], ...] = (
@@ -104,6 +105,8 @@ def show(stream: Stream, wav: Path | None = None, *, echo: bool = True) -> Answe
                 answer.samples += event.audio.size
                 if file is not None:
                     file.write(event.audio)
+            if event.kind == "audio_lost":
+                errors.print(f"\n{event.info.get('message', 'the speech was lost')}", style="yellow", markup=False)
             if event.kind == "end":
                 answer.info = dict(event.info)
         answer.total = time.monotonic() - stream.started

@@ -18,6 +18,7 @@ import psutil
 from tritone.checkpoints import default_cache, is_prepared
 from tritone.deployment import Deployment
 from tritone.errors import TritoneError
+from tritone.processes import SHARED_MEMORY
 from tritone.supervisor.installation import (
     PROJECT,
     Installation,
@@ -26,7 +27,6 @@ from tritone.supervisor.installation import (
     libpython_name,
     python_version,
 )
-from tritone.supervisor.orphans import SHARED_MEMORY
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.resolve import cpu_flags, has_bfloat16, usable_cores
 from tritone.supervisor.run_directory import STUB_BYTES, check_shared_memory

@@ -1,8 +1,9 @@
-"""`tritone serve`: a server in the foreground."""
+"""`tritone serve`: a server in the foreground. Ctrl-C and SIGTERM let running requests end, for a limited time."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from tritone.commands import launch
 from tritone.commands.terminal import console, errors
@@ -32,6 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
                 # In slices: a wait without an end would hold back signals.
                 code = server.wait(1.0)
         except KeyboardInterrupt:
-            errors.print("stopping ...")
+            seconds = server.deployment.server.drain_seconds
+            errors.print(f"stopping: running requests may go on for up to {seconds:g} s; Ctrl-C cuts them off")
+            with contextlib.suppress(KeyboardInterrupt):
+                server.drain()
             return 0
     raise TritoneError(f"the server ended by itself with exit code {code}; its log: {server.log}", "UNAVAILABLE")

@@ -6,8 +6,9 @@ import logging
 import os
 from functools import lru_cache
 
+from tritone.compiler import BuildError
 from tritone.errors import bad
-from tritone.kernels.build import BuildError, build_library
+from tritone.kernels.build import build_library
 from tritone.kernels.interface import KV, HeadNorm, Kernels, PackedWeight, QuantizedPages, RopeTable
 from tritone.kernels.native import NativeKernels
 from tritone.kernels.torch_kernels import TorchKernels

@@ -6,12 +6,12 @@ import hashlib
 import os
 import platform
 import shlex
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tritone.compiler import BuildError, cache_folder, compile_with, find_compiler
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi", "-Wno-unknown-pragmas")
@@ -22,25 +22,6 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
     "avx512": _AVX512,
     "avx512bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
 }
-
-
-class BuildError(RuntimeError):
-    """The kernels could not be compiled; the message says what to install or shows the compiler's own words."""
-
-
-def cache_folder() -> Path:
-    """``$TRITONE_CACHE``, or ``tritone`` under the user's cache folder."""
-    chosen = os.environ.get("TRITONE_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(chosen or f"{base}/tritone").expanduser()
-
-
-def find_compiler() -> str:
-    """``$CC`` if set, else the first of cc, gcc, clang on the path. Raises ``BuildError`` without one."""
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        if name and shutil.which(shlex.split(name)[0]):
-            return name
-    raise BuildError("no C compiler (cc, gcc or clang) found; install one, for example: apt-get install gcc libc6-dev")
 
 
 def build_library(instruction_sets: Iterable[str] = tuple(INSTRUCTION_SETS)) -> Path:
@@ -88,7 +69,7 @@ def _compile(compiler: list[str], wanted: dict[str, tuple[str, ...]], openmp: li
         objects.append(_object(compiler, "isa.c", folder / "isa.o", []))
         for runtime in openmp or [[]]:
             try:
-                _run([*compiler, "-shared", "-o", str(target), *map(str, objects), *runtime, "-lm"])
+                compile_with([*compiler, "-shared", "-o", str(target), *map(str, objects), *runtime, "-lm"])
                 return target
             except BuildError as error:
                 problems.append(str(error))
@@ -111,14 +92,6 @@ def _openmp_options() -> list[list[str]]:
 
 
 def _object(compiler: list[str], source: str, target: Path, options: list[str]) -> Path:
-    _run([*compiler, *FLAGS, *options, "-c", str(SOURCES / source), "-o", str(target)])
+    compile_with([*compiler, *FLAGS, *options, "-c", str(SOURCES / source), "-o", str(target)])
     return target
 
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=300)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{shlex.join(command)}: {error}") from error
-    if done.returncode:
-        raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")

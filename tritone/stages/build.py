@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritone.deployment import Deployment, EngineStage
+from tritone.integrity import Ledger, NoTracker, Tracker
+from tritone.integrity.agreement import check_pools
+from tritone.integrity.faults import Faults
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, Views
 from tritone.pools.pool import torch_view
@@ -39,7 +42,10 @@ def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> 
         CancelBoard(directory),
         metrics,
         max_queue=deployment.prefill.max_queue,
+        max_wait_seconds=deployment.max_wait_seconds,
         lease_seconds=deployment.lease_seconds,
+        checksum=deployment.integrity.checksum,
+        faults=_faults(deployment, pages),
     )
 
 
@@ -65,28 +71,30 @@ def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> D
         metrics,
         max_queue=deployment.decode.max_queue,
         lease_seconds=deployment.lease_seconds,
+        transfer_seconds=deployment.integrity.transfer_seconds,
+        faults=_faults(deployment, pages),
         prefill_scales=scales,
     )
 
 
-def build_talker(deployment: Deployment, directory: Path, metrics: Metrics) -> TalkerStage:
+def build_talker(deployment: Deployment, directory: Path, metrics: Metrics, restarted: bool) -> TalkerStage:
     from tritone.models.voice.talker import HibariTalker
     from tritone.stages.talker import TalkerStage
 
     assert deployment.voice is not None
     talker = HibariTalker(Path(deployment.voice), deployment.talker.threads)
     talker.warm_up()
-    return TalkerStage(talker, Views(directory), CancelBoard(directory), metrics, deployment.talker.max_queue)
+    return TalkerStage(talker, Views(directory), CancelBoard(directory), metrics, deployment.talker.max_queue, restarted)
 
 
-def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics) -> VoiceBoxStage:
+def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics, restarted: bool) -> VoiceBoxStage:
     from tritone.models.voice.voicebox import VoiceBox
     from tritone.stages.voicebox import VoiceBoxStage
 
     assert deployment.voice is not None
     box = VoiceBox(Path(deployment.voice), deployment.voicebox.threads)
     box.warm_up()
-    return VoiceBoxStage(box, CancelBoard(directory), metrics, deployment.voicebox.max_queue)
+    return VoiceBoxStage(box, CancelBoard(directory), metrics, deployment.voicebox.max_queue, restarted)
 
 
 def build_engine(
@@ -115,7 +123,13 @@ def build_engine(
     itemsize = ITEM_SIZES[part.dtype]
     shape = config.page_shape(deployment.page_size)
     kv_dtype = KV_DTYPES[part.kv]
-    pages = BlockPool(directory, f"{name}_pages", page_count(deployment, part), shape, kv_dtype, ITEM_SIZES[kv_dtype])
+    # Before the pool: whoever finds the pool's header finds the ledger of the same owner.
+    ledger = None if deployment.integrity.mode == "off" else Ledger(directory, f"{name}_pages", owner=True)
+    pages = BlockPool(
+        directory, f"{name}_pages", page_count(deployment, part), shape, kv_dtype, ITEM_SIZES[kv_dtype],
+        seal=deployment.integrity.checksum,
+    )
+    check_pools(deployment, directory)
     hidden = None
     if deployment.voice:
         blocks = deployment.talker.hidden_blocks
@@ -128,12 +142,17 @@ def build_engine(
         part.max_sequences,
         part.max_batch_tokens,
         cache=cache,
+        tracker=Tracker(pages, ledger, log_only=deployment.integrity.mode == "log") if ledger else NoTracker(),
         max_chunk_tokens=max_chunk_tokens,
     )
     kv: torch.Tensor = torch_view(pages.data, kv_dtype, shape)
     if part.kv == "fp8":
         return Engine(model, QuantizedPages(kv, load_kv_scales(part.checkpoint, config)), scheduler), pages, hidden
     return Engine(model, kv, scheduler), pages, hidden
+
+
+def _faults(deployment: Deployment, pages: BlockPool) -> Faults:
+    return Faults(deployment.integrity.faults, pages, deployment.integrity.transfer_seconds)
 
 
 def _warm_up(engine: Engine) -> None:

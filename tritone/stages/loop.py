@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-log = logging.getLogger(__name__)
+from tritone.fatal import end_process
 
 IDLE_SECONDS = 0.02
 """How often the loop looks at leases, cancellations and beats while nothing is computed but something is held."""
@@ -26,10 +25,16 @@ class Driven(Protocol):
 
 
 class EngineLoop:
-    """One thread; ``post`` runs a command in it before the next step."""
+    """One thread; ``post`` runs a command in it before the next step.
 
-    def __init__(self, driven: Driven, name: str) -> None:
+    Whoever is driven ends the requests that fail; what still reaches the loop goes to ``fatal``, which ends the process:
+    nobody knows what state the engine is in.
+    """
+
+    def __init__(self, driven: Driven, name: str, fatal: Callable[[str, BaseException], None] = end_process) -> None:
         self._driven = driven
+        self._name = name
+        self._fatal = fatal
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -48,23 +53,15 @@ class EngineLoop:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while not self._stopping:
-            while self._commands:
-                self._guard(self._commands.popleft())
-            held = self._guard(lambda: self._driven.tend(time.monotonic()), True)
-            worked = self._guard(self._driven.step, False)
-            if worked:
-                continue
-            with self._wake:
-                if not self._commands and not self._stopping:
-                    self._wake.wait(IDLE_SECONDS if held else None)
-
-    @staticmethod
-    def _guard(call: Callable[[], bool | None], otherwise: bool = False) -> bool:
-        # The loop outlives any one request: what fails is logged and its request ended by the code that raised.
         try:
-            return bool(call())
-        except Exception:
-            log.exception("engine loop")
-            time.sleep(IDLE_SECONDS)
-            return otherwise
+            while not self._stopping:
+                while self._commands:
+                    self._commands.popleft()()
+                held = self._driven.tend(time.monotonic())
+                if self._driven.step():
+                    continue
+                with self._wake:
+                    if not self._commands and not self._stopping:
+                        self._wake.wait(IDLE_SECONDS if held else None)
+        except Exception as error:
+            self._fatal(f"{self._name}: the engine's loop", error)

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tritone.messages import Event, Tensors, client_tensors
+from tritone.messages import Event, Failure, Tensors, client_tensors, failure_event
 from tritone.metrics import Metrics
 from tritone.options import Options
-from tritone.pools import CancelBoard
+from tritone.pools import CancelBoard, Views
 from tritone.stages.reply import Reply
 from tritone.stages.speech import PURGE_SECONDS
 
 SAMPLE_RATE = 24_000
+
+UNKNOWN_INDEX = -1
+"""Of an error event whose place in the stream is not known."""
 
 WAITING_SECONDS = 0.3
 """A streamed request that has nothing to say gets a ``waiting`` event this often: Triton's HTTP front end notices that a
@@ -44,13 +47,22 @@ class _Session:
     texts: list[str] = field(default_factory=list)
     audios: list[npt.NDArray[np.float32]] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    only_audio: bool = False
+    """Whether the client gets nothing but audio."""
+    lost: str = ""
+    """The stage that died with the rest of the speech."""
 
 
 class PostprocessStage:
     """Called by one thread, event by event; answers each at once."""
 
-    def __init__(self, board: CancelBoard, metrics: Metrics, sample_rate: int = SAMPLE_RATE) -> None:
+    def __init__(
+        self, board: CancelBoard, views: Views, metrics: Metrics, sample_rate: int = SAMPLE_RATE, restarted: bool = False
+    ) -> None:
+        """``restarted``: sessions may come that an earlier process of this stage knew; they end with an error."""
         self._board = board
+        self._views = views
+        self._restarted = restarted
         self._metrics = metrics
         self._sample_rate = sample_rate
         self._sessions: dict[int, _Session] = {}
@@ -59,14 +71,30 @@ class PostprocessStage:
         if reply.is_cancelled():
             self._board.post(event.session)
         session = self._sessions.get(event.session)
+        # The Talker, which releases them, is dead.
+        self._views.release(*event.hidden)
         if session is not None:
             session.seen = time.monotonic()
+            if event.lost and not session.lost and session.options.speech:
+                if session.only_audio:
+                    self._board.post(event.session)
+                    failure = Failure("error", "UNAVAILABLE", f"{event.lost}: the process of this stage ended; ask once more")
+                    self._end(session, failure_event(event.session, failure), reply)
+                    return
+                self._lose_audio(session, event, reply)
         if event.kind == "start":
-            options = Options.from_json(event.info["options"])
-            self._sessions[event.session] = _Session(options, event.info["created"], time.monotonic())
-            self._metrics.gauge("tritone_sessions", len(self._sessions))
+            # A stage that was restarted may start a session again.
+            if session is None:
+                options = Options.from_json(event.info["options"])
+                started = _Session(options, event.info["created"], time.monotonic())
+                started.only_audio = event.info.get("only_audio", False)
+                self._sessions[event.session] = started
+                self._metrics.gauge("tritone_sessions", len(self._sessions))
         elif session is None:
-            pass  # it already had its end
+            if self._restarted and not self._board.is_cancelled(event.session):
+                self._end_unknown(event, reply)
+                return
+            # It already had its end.
         elif event.terminal:
             self._end(session, event, reply)
             return
@@ -112,6 +140,23 @@ class PostprocessStage:
             return None
         return client_tensors(self._next(session), "audio", **self._audio(session, event.audio))
 
+    def _lose_audio(self, session: _Session, event: Event, reply: Reply[Tensors]) -> None:
+        """Says that no more audio will come."""
+        session.lost = event.lost
+        self._metrics.count("tritone_audio_lost_total")
+        if session.options.stream:
+            message = f"{event.lost}: the process of this stage ended; the answer goes on as text"
+            info = {"stage": event.lost, "message": message}
+            reply.send(client_tensors(self._next(session), "audio_lost", info=info))
+
+    def _end_unknown(self, event: Event, reply: Reply[Tensors]) -> None:
+        """A session that the earlier process knew: how far its client had got is not known any more."""
+        self._board.post(event.session)
+        message = "postprocess: the process of this stage ended and was started again; ask once more"
+        info = failure_event(event.session, Failure("error", "UNAVAILABLE", message)).info
+        self._metrics.count("tritone_requests_total", outcome="error")
+        reply.send(client_tensors(UNKNOWN_INDEX, "error", info=info), last=True)
+
     def _end(self, session: _Session, event: Event, reply: Reply[Tensors]) -> None:
         self._sessions.pop(event.session, None)
         self._metrics.gauge("tritone_sessions", len(self._sessions))
@@ -128,6 +173,8 @@ class PostprocessStage:
         info["timings"] = timings
         if session.samples:
             info["sample_rate"] = self._sample_rate
+        if session.lost:
+            info["audio_lost"] = session.lost
         self._metrics.count("tritone_requests_total", outcome=str(info.get("finish_reason", event.kind)))
         self._metrics.observe("tritone_request_seconds", now - session.created)
         joined: dict[str, Any] = {}

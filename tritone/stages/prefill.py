@@ -11,12 +11,15 @@ import torch
 from tritone.engine.engine import Engine, Output
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
+from tritone.fatal import end_if_out_of_memory
+from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Failure, GenerateRequest, Handoff, Prefilled
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted
 from tritone.pools.pool import torch_view
 from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
+from tritone.stages.pace import Pace
 from tritone.stages.reply import Reply
 
 log = logging.getLogger(__name__)
@@ -51,8 +54,12 @@ class PrefillStage:
         metrics: Metrics,
         *,
         max_queue: int,
+        max_wait_seconds: float = 30.0,
         lease_seconds: float,
+        checksum: bool = False,
+        faults: Faults | None = None,
     ) -> None:
+        """``checksum``: a hand-over carries digests of its pages."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._pages = pages
@@ -61,7 +68,11 @@ class PrefillStage:
         self._board = board
         self._metrics = metrics
         self._max_queue = max_queue
+        self._max_wait_seconds = max_wait_seconds
+        self._pace = Pace()
         self._lease_seconds = lease_seconds
+        self._checksum = checksum
+        self._faults = faults or Faults((), pages, 0.0)
         self._jobs: dict[int, tuple[_Job, Sequence]] = {}
         self._lent: dict[BlockRefs, tuple[int, float]] = {}
         self._lent_hidden: dict[int, BlockRefs] = {}
@@ -80,9 +91,15 @@ class PrefillStage:
         self._outbox.stop()
 
     def _add(self, job: _Job) -> None:
+        wait = self._pace.seconds(self._tokens_left())
+        refused = ""
         if len(self._scheduler.waiting) >= self._max_queue:
-            failure = Failure("error", "UNAVAILABLE", f"prefill: {self._max_queue} requests wait already; try again in 1 s")
-            self._answer(job, failure=failure)
+            refused = f"{self._max_queue} requests wait already"
+        elif wait > self._max_wait_seconds:
+            refused = f"it would take about {wait:.0f} s until this request's turn, more than {self._max_wait_seconds:g} s"
+        if refused:
+            message = f"prefill: {refused}; try again in {max(1, round(wait - self._max_wait_seconds / 2))} s"
+            self._answer(job, failure=Failure("error", "UNAVAILABLE", message))
             return
         request = job.request
         sequence = Sequence(
@@ -99,7 +116,9 @@ class PrefillStage:
 
     def step(self) -> bool:
         begun = time.monotonic()
+        before = self._tokens_left()
         outputs = self._engine.step()
+        self._pace.add(before - self._tokens_left(), time.monotonic() - begun)
         for job, sequence in self._jobs.values():
             if job.started is None and (sequence.computed or sequence.pages):
                 job.started = begun
@@ -111,25 +130,22 @@ class PrefillStage:
                     self._answer(job, failure=Failure("error", output.error.code, output.error.message))
                 else:
                     self._hand_over(job, output)
-            except Exception:  # a stream that broke must not keep the others from their hand-over
+            except Exception as error:  # a stream that broke must not keep the others from their hand-over
+                end_if_out_of_memory("prefill", error)
                 log.exception("prefill")
         return bool(self._scheduler.running) or bool(outputs)
 
+    def _tokens_left(self) -> int:
+        """Tokens of the prompts under way that are still to be computed."""
+        return sum(max(0, sequence.prompt_length - sequence.computed) for _, sequence in self._jobs.values())
+
     def tend(self, now: float) -> bool:
-        for refs, (session, lent) in list(self._lent.items()):
-            if now - lent > PURGE_SECONDS and self._board.is_cancelled(session):
-                # Triton may have dropped the hand-over of a cancelled request; its reader will not come.
-                self._pages.take_back(refs.slot, refs.nonce)
-                if self._hidden is not None and self._lent_hidden.get(session) is not None:
-                    hidden = self._lent_hidden[session]
-                    self._hidden.take_back(hidden.slot, hidden.nonce)
-                lent = 0.0
-            if now - lent > self._lease_seconds:
-                del self._lent[refs]
-                self._lent_hidden.pop(session, None)
+        self._faults.tend(now)
         expired = self._pages.collect() + (self._hidden.collect() if self._hidden else 0)
         if expired:
             self._metrics.count("tritone_leases_expired_total", expired)
+        for refs, (session, lent) in list(self._lent.items()):
+            self._tend_lent(refs, session, now - lent)
         for job, sequence in list(self._jobs.values()):
             session = job.request.session
             if self._board.is_cancelled(session):
@@ -138,11 +154,24 @@ class PrefillStage:
                 self._answer(job, failure=Failure("cancelled"))
         self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting))
         self._metrics.gauge("tritone_running_requests", len(self._scheduler.running))
-        self._metrics.gauges("tritone_pages", self._pages.gauges())
+        blocks = self._pages.gauges()
+        self._metrics.gauges("tritone_pages", blocks)
+        self._scheduler.tracker.publish(blocks, self._engine.steps)
         if self._hidden:
             self._metrics.gauges("tritone_hidden_blocks", self._hidden.gauges())
         leases = self._pages.leases or (self._hidden is not None and self._hidden.leases)
         return bool(self._jobs) or bool(leases)
+
+    def _tend_lent(self, refs: BlockRefs, session: int, seconds: float) -> None:
+        hidden = self._lent_hidden.get(session)
+        if seconds > PURGE_SECONDS and self._board.is_cancelled(session):
+            # Triton may have dropped the hand-over of a cancelled request; its reader will not come.
+            self._pages.take_back(refs.slot, refs.nonce)
+            if self._hidden is not None and hidden is not None:
+                self._hidden.take_back(hidden.slot, hidden.nonce)
+        if not self._pages.is_lent(refs) and not (self._hidden and hidden and self._hidden.is_lent(hidden)):
+            del self._lent[refs]
+            self._lent_hidden.pop(session, None)
 
     def _hand_over(self, job: _Job, output: Output) -> None:
         sequence, request = output.sequence, job.request
@@ -168,7 +197,9 @@ class PrefillStage:
             hidden=hidden,
             cached_tokens=sequence.cached,
             timings={"queue": started - job.arrived, "prefill": now - started, "handed_over": now},
+            digests=self._pages.digests(sequence.pages[:used]) if self._checksum else (),
         )
+        self._faults.handed_over(sequence.salt, handoff.pages.slot)
         self._metrics.observe("tritone_stage_seconds", now - started)
         self._metrics.count("tritone_tokens_total", sequence.prompt_length, kind="prompt")
         self._metrics.count("tritone_cached_tokens_total", sequence.cached)

@@ -78,7 +78,8 @@ class PreprocessStage:
             raise bad("text", text, "text that is not empty")
         if len(text) > MAX_SPEECH_CHARACTERS:
             raise InvalidArgument(f"text: {len(text)} characters; allowed: at most {MAX_SPEECH_CHARACTERS}")
-        return Event(new_session(), "speak", text=text, info={"options": options.to_json(), "created": created})
+        info = {"options": options.to_json(), "created": created, "only_audio": True}
+        return Event(new_session(), "speak", text=text, info=info)
 
     def _ids(self, raw: bytes, options: Options) -> list[int]:
         text = _decode(raw, "messages")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from tritone.errors import TritoneError
+from tritone.fatal import end_if_out_of_memory
 from tritone.messages import Event, Failure, failure_event
 from tritone.metrics import Metrics
 from tritone.options import Options
@@ -35,11 +36,13 @@ class SpeechStage(ABC, Generic[State]):
 
     work_kinds: frozenset[str]
 
-    def __init__(self, name: str, board: CancelBoard, metrics: Metrics, max_queue: int) -> None:
+    def __init__(self, name: str, board: CancelBoard, metrics: Metrics, max_queue: int, restarted: bool = False) -> None:
+        """``restarted``: sessions may come that an earlier process of this stage knew; their speech is lost."""
         self.name = name
         self.metrics = metrics
         self._board = board
         self._max_queue = max_queue
+        self._restarted = restarted
         self._sessions: dict[int, State] = {}
         self._failed: set[int] = set()
         self._seen: dict[int, float] = {}
@@ -59,7 +62,7 @@ class SpeechStage(ABC, Generic[State]):
         self._seen[session] = time.monotonic()
         if reply.is_cancelled():
             self._board.post(session)
-        if event.kind in ("start", "speak"):
+        if event.kind in ("start", "speak") and session not in self._sessions:
             self._start(event, reply)
         elif event.kind == "beat":
             reply.send(event, last=True)
@@ -68,7 +71,9 @@ class SpeechStage(ABC, Generic[State]):
             if event.terminal:
                 self._failed.discard(session)
             reply.close()
-        elif session not in self._sessions or (event.kind == "text" and "text" not in self.work_kinds):
+        elif session not in self._sessions:
+            self._pass(event, reply)
+        elif event.kind == "start" or (event.kind == "text" and "text" not in self.work_kinds):
             reply.send(event, last=True)
         else:
             if event.kind == "text":
@@ -100,6 +105,7 @@ class SpeechStage(ABC, Generic[State]):
         try:
             self._sessions[session] = self.open(session, options)
         except Exception as error:
+            end_if_out_of_memory(self.name, error)
             log.exception("%s", self.name)
             self._fail(event, reply, error)
             return
@@ -107,6 +113,13 @@ class SpeechStage(ABC, Generic[State]):
             self._queue(event, reply)
         else:
             reply.close()
+
+    def _pass(self, event: Event, reply: Reply[Event]) -> None:
+        """An event of a session without speech, or of one whose speech was lost with an earlier process: postprocess knows
+        which of the two it is."""
+        if self._restarted:
+            event = replace(event, kind="beat" if event.kind == "frames" else event.kind, frames=None, lost=self.name)
+        reply.send(event, last=True)
 
     def _queue(self, event: Event, reply: Reply[Event]) -> None:
         if len(self._worker) >= self._max_queue and not event.terminal:
@@ -134,6 +147,7 @@ class SpeechStage(ABC, Generic[State]):
                     if self._board.is_cancelled(session):
                         break
         except Exception as error:  # whatever a voice raises ends its own session only
+            end_if_out_of_memory(self.name, error)
             log.exception("%s", self.name)
             self._fail(event, reply, error)
             return

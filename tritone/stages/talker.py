@@ -27,8 +27,10 @@ class TalkerStage(SpeechStage[TalkerSession]):
 
     work_kinds = frozenset({"text", "speak", "end"})
 
-    def __init__(self, talker: HibariTalker, views: Views, board: CancelBoard, metrics: Metrics, max_queue: int) -> None:
-        super().__init__("talker", board, metrics, max_queue)
+    def __init__(
+        self, talker: HibariTalker, views: Views, board: CancelBoard, metrics: Metrics, max_queue: int, restarted: bool = False
+    ) -> None:
+        super().__init__("talker", board, metrics, max_queue, restarted)
         self._talker = talker
         self._views = views
 

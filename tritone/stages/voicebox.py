@@ -17,8 +17,10 @@ from tritone.stages.speech import SpeechStage
 class VoiceBoxStage(SpeechStage[VoiceBoxStream]):
     work_kinds = frozenset({"frames", "end"})
 
-    def __init__(self, box: VoiceBox, board: CancelBoard, metrics: Metrics, max_queue: int) -> None:
-        super().__init__("voicebox", board, metrics, max_queue)
+    def __init__(
+        self, box: VoiceBox, board: CancelBoard, metrics: Metrics, max_queue: int, restarted: bool = False
+    ) -> None:
+        super().__init__("voicebox", board, metrics, max_queue, restarted)
         self._box = box
 
     def open(self, session: int, options: Options) -> VoiceBoxStream:

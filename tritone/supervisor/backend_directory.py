@@ -23,19 +23,20 @@ from tritone.supervisor.installation import PROJECT, Installation, python_versio
 LINKED_PACKAGES = ("tritone", "quantization")
 
 
-def build_backend_directory(backends: Path, cache: Path, installation: Installation) -> Path:
-    """Brings the directory up to date and returns it. ``backends`` holds one folder with a model.py per backend.
+def build_backend_directory(backends: Path, cache: Path, installation: Installation, guard: Path | None = None) -> Path:
+    """Brings the directory up to date and returns it. ``backends`` holds one folder with a model.py per backend; ``guard``
+    is the library that Triton loads in the place of its python backend (see ``guard.py``), None for that backend itself.
 
     Another server may be running on the same directory: entries that are right are left alone, others are replaced by
     rename. Another Python, wheel or set of backends has a directory of its own.
     """
-    key = hashlib.sha256(f"{backends.resolve()}\n{PROJECT}\n{installation.stub}".encode()).hexdigest()[:8]
+    key = hashlib.sha256(f"{backends.resolve()}\n{PROJECT}\n{installation.stub}\n{guard}".encode()).hexdigest()[:8]
     target = (cache / f"backends-{python_version()}-{key}").resolve()
     python = target / "python"
     python.mkdir(parents=True, exist_ok=True)
     with (target / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _place(installation.library, python / installation.library.name)
+        _place(guard or installation.library, python / installation.library.name)
         _symlink(installation.utilities, python / installation.utilities.name)
         _symlink(installation.stub, python / installation.stub.name)
         for package in LINKED_PACKAGES:

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from tritone.deployment import ENVIRONMENT
+from tritone.processes import SHARED_MEMORY, is_alive, read_records, remove_regions
 
-SHARED_MEMORY = Path("/dev/shm")
 PROGRAMS = ("triton_python_backend_stub", "tritonserver")
 POLL_SECONDS = 0.05
 KILL_SECONDS = 5.0
@@ -37,12 +37,11 @@ def end_processes(run: Path, grace: float) -> list[int]:
             region.unlink(missing_ok=True)
     # A signal takes its time with a process of many gigabytes.
     deadline = time.monotonic() + KILL_SECONDS
-    while any(_lives(process) for process in left) and time.monotonic() < deadline:
+    while any(is_alive(process) for process in left) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     # Those of stages that ended before, but not in order.
-    for record in run.glob("*.regions"):
-        for name in record.read_text().split():
-            (SHARED_MEMORY / name).unlink(missing_ok=True)
+    for record in read_records(run):
+        remove_regions(record)
     return left
 
 
@@ -57,14 +56,6 @@ def processes_of(run: Path) -> list[int]:
         except OSError:
             continue  # it has just ended, or is another user's
     return found
-
-
-def _lives(process: int) -> bool:
-    """Whether it has not ended yet; one that only waits to be collected has."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def _arguments(process: Path) -> list[str]:

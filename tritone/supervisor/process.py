@@ -81,6 +81,10 @@ class ChildProcess:
         assert code is not None
         return code
 
+    def kill(self) -> None:
+        """SIGKILL, without waiting for the end."""
+        self._signal(signal.SIGKILL)
+
     def _signal(self, number: int) -> None:
         if self.exit_code is None:
             try:

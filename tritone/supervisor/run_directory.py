@@ -13,7 +13,8 @@ from types import TracebackType
 
 from tritone.deployment import RESOLVED, Deployment
 from tritone.errors import TritoneError
-from tritone.supervisor.orphans import SHARED_MEMORY, end_processes
+from tritone.processes import SHARED_MEMORY
+from tritone.supervisor.orphans import end_processes
 
 PREFIX = "tritone-"
 LOCK = "supervisor.lock"
@@ -58,32 +59,39 @@ class RunDirectory:
 def remove_stale(root: Path = SHARED_MEMORY) -> list[Path]:
     """Removes what supervisors that were killed have left: stage processes that hang and run directories, which it returns."""
     removed = []
-    for path in root.glob(f"{PREFIX}*-*"):
-        if path.is_dir() and not path.is_symlink() and _is_stale(path):
+    for path in run_directories(root):
+        if not is_used(path):
             end_processes(path, grace=0)
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
     return removed
 
 
-def _is_stale(path: Path) -> bool:
+def run_directories(root: Path | None = None) -> list[Path]:
+    """Those of all servers, living and killed."""
+    found = (SHARED_MEMORY if root is None else root).glob(f"{PREFIX}*-*")
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def is_used(path: Path) -> bool:
+    """Whether the supervisor that made the directory lives, or cannot be asked."""
     try:
         lock = os.open(path / LOCK, os.O_RDWR)
     except FileNotFoundError:
         # Its supervisor may be between making the directory and making the lock.
         try:
-            return time.time() - path.stat().st_mtime > YOUNG_SECONDS
+            return time.time() - path.stat().st_mtime <= YOUNG_SECONDS
         except OSError:
-            return False
+            return True
     except OSError:
-        return False  # another user's
+        return True  # another user's
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return True
     finally:
         os.close(lock)
-    return True
+    return False
 
 
 def check_shared_memory(needed: int, root: Path = SHARED_MEMORY) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
+import logging
 import os
 import sys
 import time
@@ -12,22 +12,31 @@ from types import TracebackType
 
 from tritone.checkpoints import Progress, default_cache
 from tritone.checkpoints.progress import silent
+from tritone.compiler import BuildError
 from tritone.deployment import ENVIRONMENT, Deployment
 from tritone.errors import TritoneError
 from tritone.progress import loaded_bytes
+from tritone.supervisor import control
 from tritone.supervisor.backend_directory import build_backend_directory
+from tritone.supervisor.guard import Guard, build_guard
 from tritone.supervisor.installation import PROJECT, Installation, libpython_directory
 from tritone.supervisor.log import failure_reason, loaded_models
 from tritone.supervisor.orphans import end_processes
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.process import ChildProcess
+from tritone.supervisor.repositories import Repositories, check_repositories
 from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
+from tritone.supervisor.status import write_status
+from tritone.supervisor.watch import StageState, StageWatch, unready_models
 
 START_SECONDS = 300.0
 GRACE_SECONDS = 3.0
 """A stage process sees the end of a killed server within a second, unless it hangs."""
 KEPT_LOGS = 20
 POLL_SECONDS = 0.1
+DRAIN_POLL_SECONDS = 0.4
+log = logging.getLogger(__name__)
+
 STAGE_ENVIRONMENT = {
     # Idle compute threads must not spin: other stages want their cores.
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -81,8 +90,21 @@ class Server:
         self._progress: Progress = progress or silent
         self._run: RunDirectory | None = None
         self._child: ChildProcess | None = None
+        self._guard: Guard | None = None
+        self._watch: StageWatch | None = None
+        self._installation: Installation | None = None
+        self._backend_directory = Path()
+        self._copies: Repositories | None = None
 
     # -- addresses -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _http_address(self) -> str:
+        return self._address(self.deployment.server.http_port)
+
+    @property
+    def _metrics_address(self) -> str:
+        return self._address(self.deployment.server.metrics_port)
 
     @property
     def http_url(self) -> str:
@@ -122,22 +144,24 @@ class Server:
         """Starts and waits until every model is ready. Raises StartError, or TritoneError for what can be seen before."""
         if self._child is not None:
             raise TritoneError("the server is running already", "UNAVAILABLE")
-        installation = Installation.find()
-        for repository in self._repositories:
-            if not repository.is_dir():
-                raise TritoneError(f"{repository} is no directory: a Triton model repository is missing", "NOT_FOUND")
+        self._installation = Installation.find()
+        check_repositories(self._repositories)
         remove_stale()
         if self._shared_memory is not None:
             check_shared_memory(self._shared_memory(self.deployment))
-        backend_directory = build_backend_directory(self._backends, self._cache, installation)
+        library = _find_guard()
+        self._backend_directory = build_backend_directory(self._backends, self._cache, self._installation, library)
         self.deployment = self.deployment.model_copy(update={"server": choose_ports(self._wanted)})
         self._run = RunDirectory.create(self.deployment)
         try:
+            self._copies = Repositories(self._repositories, self._run.path / "models")
+            if library is not None:
+                guarded = self._backend_directory / "python" / self._installation.library.name
+                self._guard = Guard(self._run.path, guarded, self._installation.library)
             self.log = self._new_log()
-            self._child = ChildProcess(
-                self._command(installation, backend_directory), self._child_environment(), self.log, PROJECT
-            )
+            self._launch()
             self.wait_ready(timeout)
+            self._watch = StageWatch(self._run.path, self._end_stage, self._load_stage, self._tell_states)
         except BaseException:
             self.stop()
             raise
@@ -163,31 +187,40 @@ class Server:
                 )
 
     def is_ready(self) -> bool:
-        """Whether the server says that it and all models are ready. It cannot tell a stage process that has died."""
+        """Whether the server says that it and all models are ready."""
         if self._child is None or self._child.exit_code is not None:
             return False
-        # Not urllib: it would ask a proxy from the environment.
-        connection = http.client.HTTPConnection(self.http_url.removeprefix("http://"), timeout=5)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return control.is_ready(self._http_address)
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Waits for the server to end by itself; its exit code, or None after ``timeout`` seconds."""
         assert self._child is not None
         return self._child.wait(timeout)
 
+    def drain(self) -> None:
+        """Refuses new requests and returns once the running ones have ended, or their time is over."""
+        if self._guard is None or self._child is None or self._child.exit_code is not None:
+            return
+        self._guard.drain()
+        deadline = time.monotonic() + self.deployment.server.drain_seconds
+        idle = 0
+        # Twice: the gauges are a little late.
+        while idle < 2 and time.monotonic() < deadline and self._child.wait(DRAIN_POLL_SECONDS) is None:
+            idle = 0 if control.holds_requests(self._metrics_address) else idle + 1
+
     def stop(self) -> None:
         """Ends the server (SIGTERM, then SIGKILL once its exit timeout is over) and removes the run directory."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         try:
             if self._child is not None:
                 self._child.stop(self.deployment.server.exit_timeout_seconds + 4.0)
         finally:
             self._child = None
+            if self._guard is not None:
+                self._guard.close()
+                self._guard = None
             if self._run is not None:
                 end_processes(self._run.path, GRACE_SECONDS)
                 self._run.remove()
@@ -199,12 +232,39 @@ class Server:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
+    # -- stages that die -----------------------------------------------------------------------------------------------
+
+    def _end_stage(self, stage: str) -> None:
+        if self._guard is not None:
+            self._guard.end(stage)
+        elif self._child is not None:
+            # Its requests would hang for ever; this way they end, and whoever keeps the server starts it again.
+            log.error("stage %s died: without the guard the server ends with it", stage)
+            self._child.kill()
+
+    def _load_stage(self, stage: str) -> None:
+        assert self._copies is not None
+        self._copies.touch(stage)
+        control.load_model(self._http_address, stage)
+
+    def _tell_states(self, states: Mapping[str, StageState]) -> None:
+        assert self._copies is not None
+        unready = unready_models(states, self._copies.steps())
+        if self._guard is not None:
+            self._guard.set_unready(unready)
+        write_status(self, states, unready)
+
     # -- parts of a start ----------------------------------------------------------------------------------------------
 
-    def _command(self, installation: Installation, backend_directory: Path) -> list[str]:
+    def _launch(self) -> None:
+        assert self.log is not None
+        self._child = ChildProcess(self._command(), self._child_environment(), self.log, PROJECT)
+
+    def _command(self) -> list[str]:
+        assert self._installation is not None and self._copies is not None
         server = self.deployment.server
-        command = [str(installation.server), f"--backend-directory={backend_directory}"]
-        command += [f"--model-repository={path}" for path in self._repositories]
+        command = [str(self._installation.server), f"--backend-directory={self._backend_directory}"]
+        command += [f"--model-repository={path}" for path in self._copies.paths]
         # Explicit: only what this deployment needs is loaded, and a single model can be loaded again later.
         command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in self.models)]
         command += [f"--{kind}-address={server.host}" for kind in ("http", "grpc", "metrics")]
@@ -228,6 +288,8 @@ class Server:
             environment["LD_LIBRARY_PATH"] = f"{library}{os.pathsep}{known}" if known else str(library)
         assert self._run is not None
         environment[ENVIRONMENT] = str(self._run.path)
+        if self._guard is not None:
+            environment |= self._guard.environment(environment.get("LD_PRELOAD"))
         return environment
 
     def _new_log(self) -> Path:
@@ -237,3 +299,11 @@ class Server:
             path.unlink(missing_ok=True)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         return self._logs / f"tritonserver-{stamp}-{self.deployment.server.http_port}.log"
+
+
+def _find_guard() -> Path | None:
+    try:
+        return build_guard()
+    except (BuildError, OSError) as error:
+        log.warning("without a C compiler the death of one stage ends the whole server: %s", error)
+        return None

@@ -1,0 +1,78 @@
+"""The guard: a small library inside tritonserver that ends the requests of a stage whose process has died.
+
+Triton itself would leave them, and every ensemble request they are part of, without an end (see ``csrc/guard.c``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from tritone.compiler import cache_folder, compile_with, find_compiler
+
+SOURCES = Path(__file__).parent / "csrc"
+FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+PIPE = "guard.pipe"
+
+
+def build_guard() -> Path:
+    """The compiled library, made at first use. Raises :class:`tritone.compiler.BuildError`."""
+    compiler = find_compiler()
+    sources = sorted(SOURCES.glob("*.c"))
+    digest = hashlib.sha256(repr((compiler, FLAGS, platform.machine())).encode())
+    for source in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(source.name.encode() + source.read_bytes())
+    target = cache_folder() / f"guard-{digest.hexdigest()[:20]}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+            made = Path(scratch) / "guard.so"
+            compile_with([*shlex.split(compiler), *FLAGS, "-o", str(made), *map(str, sources), "-ldl", "-pthread"])
+            made.replace(target)
+    return target
+
+
+class Guard:
+    """The supervisor's end of the guard of one server. ``library`` is the file that Triton loads as its python backend,
+    ``backend`` the real one."""
+
+    def __init__(self, run: Path, library: Path, backend: Path) -> None:
+        self._library = library
+        self._backend = backend
+        self._path = run / PIPE
+        os.mkfifo(self._path, 0o600)
+        # For reading too: lines written before the server listens wait for it.
+        self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def environment(self, known: str | None) -> dict[str, str]:
+        """What tritonserver's environment needs; ``known`` is the LD_PRELOAD that it had and its stages keep."""
+        preload = f"{self._library}:{known}" if known else str(self._library)
+        return {
+            "LD_PRELOAD": preload,
+            "TRITONE_PRELOAD": known or "",
+            "TRITONE_GUARD": str(self._path),
+            "TRITONE_PYTHON_BACKEND": str(self._backend),
+        }
+
+    def end(self, model: str) -> None:
+        """The process of ``model`` has died: its requests end now, further ones are answered in its place."""
+        self._tell(f"dead {model}")
+
+    def set_unready(self, models: Iterable[str]) -> None:
+        """These models, and no others, say that they are not ready."""
+        self._tell(" ".join(["unready", *sorted(models)]))
+
+    def drain(self) -> None:
+        """New requests are refused with UNAVAILABLE from now on."""
+        self._tell("drain")
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+    def _tell(self, line: str) -> None:
+        os.write(self._pipe, f"{line}\n".encode())
