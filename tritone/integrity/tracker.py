@@ -110,7 +110,7 @@ class Tracker(NoTracker):
             return
         self._condemned.difference_update(pages)
         self._suspects.update(page for page in pages if self._holders[page])
-        self._recorded[pages] = self._pool.tags[pages]
+        self._recorded[pages] = self._pool.issued(pages)
         self._record(held, len(held.pages), pages)
 
     def share(self, sequence: Sequence, pages: list[int]) -> None:
