@@ -21,6 +21,7 @@ from tritone.models.decoder import Batch
 from tritone.options import Sampling
 from tritone.pools import BlockPool, CancelBoard, Views
 from tritone.pools.pool import torch_view
+from tritone.stages.build import _warm_up
 from tritone.stages.decode import DecodeStage
 from tritone.stages.integrity import IntegrityStage
 from tritone.stages.prefill import PrefillStage
@@ -69,8 +70,6 @@ def make_engine(given: Deployment, directory: Path, name: str) -> tuple[Engine, 
     tracker = Tracker(pool, ledger, log_only=mode == "log") if ledger else NoTracker()
     scheduler = Scheduler(pool, PAGE, 32, 256, cache=PrefixCache(pool, PAGE), tracker=tracker)
     engine = Engine(EchoModel(), torch_view(pool.data, "float32", SHAPE), scheduler)
-    from tritone.stages.build import _warm_up
-
     _warm_up(engine)
     return engine, pool
 

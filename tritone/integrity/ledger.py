@@ -37,7 +37,8 @@ class Ledger:
             # A reader of an earlier owner keeps its old file.
             path.unlink(missing_ok=True)
             files.create(path, len(FIELDS) * files.WORD)
-        self._words = files.map_array(path, "u8", "r+" if owner else "r")
+        # A memoryview costs a tenth of an array where single words are set at every step.
+        self._words = files.map_array(path, "u8", "r+" if owner else "r").data
 
     def checked(self, pages: int) -> None:
         """One check of ``pages`` pages was run."""

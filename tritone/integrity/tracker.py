@@ -62,7 +62,7 @@ class Tracker(NoTracker):
     A sequence's record says which pages it took under which tags. Two things can make it differ from what attention is
     about to read, and each is looked at in full at every step:
 
-    - **The pool's tags.** All of them are compared with those of the last check (one vector operation, 8 bytes a block,
+    - **The pool's tags.** All of them are compared with those of the last check (as one piece of memory, 8 bytes a block,
       whoever wrote them), and only blocks whose tag differs are compared with the records. This is exact: a record was
       right when it was made or last checked, a record does not change, so it is wrong now only if a tag it names has
       changed since; and every changed tag is in the comparison. The cost grows with the pool and with what changed,
@@ -83,7 +83,7 @@ class Tracker(NoTracker):
         self._holders = np.zeros(pool.total, np.int32)
         self._recorded = np.zeros(pool.total, np.uint64)
         """The tag under which a block was last taken; the prefix cache keeps pages under it."""
-        self._seen = pool.tags.copy()
+        self._seen = pool.tags.tobytes()
         self._seen_condemned = 0
         self._suspects: set[int] = set()
         self._condemned: set[int] = set()
@@ -110,7 +110,7 @@ class Tracker(NoTracker):
             return
         self._condemned.difference_update(pages)
         self._suspects.update(page for page in pages if self._holders[page])
-        self._recorded[pages] = self._pool.tags[pages]
+        self._recorded[pages] = self._pool.issued(pages)
         self._record(held, len(held.pages), pages)
 
     def share(self, sequence: Sequence, pages: list[int]) -> None:
@@ -136,12 +136,14 @@ class Tracker(NoTracker):
         return [page for page, tag, now in zip(pages, tags, issued, strict=True) if tag == now]
 
     def check(self, sequences: Iterable[Sequence]) -> list[tuple[Sequence, IntegrityError]]:
-        tags = self._pool.tags
-        changed = np.flatnonzero(tags != self._seen)
-        if changed.size:
-            self._seen[changed] = tags[changed]
+        # As bytes: one copy and one comparison in C, half the time of numpy's where nothing lies in the caches.
+        seen = self._pool.tags.tobytes()
+        if seen != self._seen:
+            tags, before = np.frombuffer(seen, np.uint64), np.frombuffer(self._seen, np.uint64)
+            changed = np.flatnonzero(tags != before)
             wrong = (self._holders[changed] > 0) & (self._recorded[changed] != tags[changed])
             self._suspects.update(changed[wrong].tolist())
+            self._seen = seen
         pages = 0
         for sequence in sequences:
             held = self._held[sequence]
