@@ -12,8 +12,11 @@ import logging
 import os
 from collections.abc import Callable
 
+from tritone.errors import TritoneError
+
 EXIT_STATUS = 70
-WORDS = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")
+WORDS = ("can't allocate memory", "Cannot allocate memory", "Failed to allocate memory", "bad_alloc")
+"""Of torch and onnxruntime, which have no exception of their own for it."""
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +25,12 @@ before_end: list[Callable[[str], None]] = []
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had; torch says so in words."""
+    """Whether memory could not be had."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(word in str(error) for word in WORDS))
+    if isinstance(error, (TritoneError, ValueError)):
+        return False  # their texts may hold what a client sent
+    return isinstance(error, MemoryError) or any(word in str(error) for word in WORDS)
 
 
 def end_process(where: str, error: BaseException) -> None:

@@ -326,7 +326,10 @@ def stage_processes(server: Server) -> dict[str, psutil.Process]:
     """The stages' processes by stage name."""
     found = {}
     for process in psutil.Process(server.pid).children():
-        command = process.cmdline()
+        try:
+            command = process.cmdline()
+        except psutil.NoSuchProcess:
+            continue  # it has died and waits to be collected
         if command and command[0].endswith("triton_python_backend_stub"):
             found[Path(command[1]).parents[1].name] = process
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from tests.server.helpers import Request, ask, shared_memory, stage_processes
+from tests.server.helpers import Request, ask, refusal, shared_memory, stage_processes
 from tests.server.serving import make_deployment
 from tritone.supervisor import Server
 
@@ -33,9 +33,20 @@ def test_20_speeches_in_a_row_are_the_same(server: Server, unharmed: None) -> No
 def test_the_death_of_the_server_reaches_its_clients_and_leaves_nothing() -> None:
     """A server of its own, killed while it answers: an error within 10 s, no process, no shared memory."""
     engine = {"dtype": "float32", "threads": 1, "pool_tokens": 2048}
-    with Server(make_deployment(voice=None, prefill=engine, decode=engine)) as own:
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "drain_seconds": 2}
+    with Server(make_deployment(voice=None, prefill=engine, decode=engine, server=ports)) as own:
         request = Request(own, "chat", "Tell me a story.", ignore_eos=True, max_tokens=1500)
         assert request.wait_for("text").kind == "text"
+        # First it is drained: what runs may end, in a limited time, and nothing new begins.
+        short = Request(own, "chat", "Tell me a story.", ignore_eos=True, max_tokens=8)
+        assert short.wait_for("text").kind == "text"
+        begun = time.monotonic()
+        own.drain()
+        assert own.deployment.server.drain_seconds <= time.monotonic() - begun < 5
+        assert short.finish().usage["completion_tokens"] == 8
+        assert "UNAVAILABLE: the server is stopping" in refusal(own, "chat", "Hello.")
+        assert not own.is_ready()
+        assert request.next(timeout=5) is not None, "the long one still runs"
         stages, folder, files = stage_processes(own), own.run_directory, shared_memory(own)
         regions = [path for path in map(Path, files) if path.name.startswith("triton_")]
         assert len(stages) == 5

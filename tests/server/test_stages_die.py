@@ -1,0 +1,184 @@
+"""A stage's process is killed under 16 streams: who needed it gets an error, nobody else notices, and it comes back."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import (
+    Answer,
+    Request,
+    ask,
+    fresh,
+    in_threads,
+    shared_memory,
+    stage_processes,
+    wait_idle,
+    wait_until,
+)
+from tests.server.reference import prose
+from tritone.supervisor import Server
+from tritone.supervisor.control import ask as http
+from tritone.supervisor.status import read_statuses
+
+ERROR_SECONDS = 5.0
+READY_SECONDS = 20.0
+STORY = "Tell me a story about a lighthouse."
+SPEECH = "The library closes at nine in the evening, and it opens again at eight. " * 4
+TOKENS = 60
+OPTIONS = {"ignore_eos": True, "max_tokens": TOKENS, "temperature": 0.0}
+MODELS = ("omni", "chat", "speech", "omni")
+
+
+@dataclass
+class Stream:
+    model: str
+    request: Request
+    had_text: bool = False
+    answer: Answer | None = None
+    took: float = 0.0
+    """From the death to the last response."""
+
+    @property
+    def ended(self) -> str:
+        assert self.answer is not None
+        return self.answer.end.kind
+
+
+def start_streams(server: Server) -> list[Stream]:
+    """16 streams of all three ensembles; most have begun to answer, some wait for their prompt's turn."""
+    streams = []
+    for number in range(16):
+        model = MODELS[number % 4]
+        content, options = (SPEECH, {}) if model == "speech" else (STORY, {**OPTIONS, **fresh()})
+        streams.append(Stream(model, Request(server, model, content, **options)))
+    streams[0].request.wait_for("text")
+    return streams
+
+
+def is_ready(server: Server, path: str) -> bool:
+    return http(server.http_url.removeprefix("http://"), "GET", path, 5)[0] == 200
+
+
+def status_of(server: Server, stage: str) -> dict[str, Any]:
+    (status,) = (s for s in read_statuses() if s["run_directory"] == str(server.run_directory))
+    return status["stages"][stage]  # type: ignore[no-any-return]
+
+
+def finish_all(streams: list[Stream], died: float) -> None:
+    def finish(number: int) -> None:
+        stream = streams[number]
+        stream.answer = stream.request.finish(timeout=60)
+        stream.took = stream.answer.end.received - died
+
+    in_threads(len(streams), finish)
+
+
+@pytest.fixture(scope="module")
+def story(server: Server) -> str:
+    """What every undisturbed answer to STORY says."""
+    return ask(server, "chat", STORY, **OPTIONS).text
+
+
+# Which requests a dead stage ends: those of these ensembles, if their speech or text still needed it.
+NEEDED = {
+    "preprocess": (),
+    "prefill": ("omni", "chat"),
+    "integrity": ("omni", "chat"),
+    "decode": ("omni", "chat"),
+    "talker": ("speech",),
+    "voicebox": ("speech",),
+    "postprocess": ("omni", "chat", "speech"),
+}
+
+
+@pytest.mark.parametrize("stage", NEEDED)
+def test_a_killed_stage(server: Server, unharmed: None, story: str, stage: str) -> None:
+    files = len(shared_memory(server))
+    others = {name: process.pid for name, process in stage_processes(server).items() if name != stage}
+    deaths = status_of(server, stage)["deaths"]
+    streams = start_streams(server)
+    victim = stage_processes(server)[stage]
+    died = time.monotonic()
+    os.kill(victim.pid, signal.SIGKILL)
+    finishing = threading.Thread(target=finish_all, args=(streams, died))
+    finishing.start()
+
+    # The truth about it, and only about it.
+    wait_until(lambda: not is_ready(server, f"/v2/models/{stage}/ready"), "not ready", 2)
+    assert not is_ready(server, "/v2/health/ready")
+    assert not is_ready(server, "/v2/models/omni/ready")
+    if stage in ("talker", "voicebox"):
+        assert is_ready(server, "/v2/models/chat/ready")
+        assert "Paris" in ask(server, "chat", "What is the capital of France?", temperature=0.0, max_tokens=8).text
+    wait_until(server.is_ready, "ready again", READY_SECONDS)
+    back = time.monotonic() - died
+    assert status_of(server, stage)["deaths"] == deaths + 1
+    assert "killed" in status_of(server, stage)["reason"]
+    answer = ask(server, "omni", "What is the capital of France?", temperature=0.0, max_tokens=8)
+    answer.check_complete()
+    assert "Paris" in answer.text and len(answer.audio) > 12_000
+
+    finishing.join()
+    failed = [stream for stream in streams if stream.ended == "error"]
+    longest = max((stream.took for stream in failed), default=0.0)
+    print(f"{stage}: {len(failed)} of 16 ended with an error, the last after {longest:.2f} s; ready after {back:.1f} s")
+    assert longest < ERROR_SECONDS
+    assert {stream.model for stream in failed} <= set(NEEDED[stage])
+    for stream in streams:
+        assert stream.answer is not None
+        if stream.ended == "error":
+            assert stream.answer.info["code"] == "UNAVAILABLE", stream.answer.info
+            assert stage in stream.answer.info["message"]
+        else:
+            stream.answer.check_complete()
+            assert stream.model == "speech" or stream.answer.text == story, "not a word is missing"
+    if stage in ("decode", "postprocess"):
+        assert failed
+        assert all(stream.ended == "error" for stream in streams if stream.model in ("omni", "chat"))
+    if stage in ("talker", "voicebox"):
+        lost = ["audio_lost" in stream.answer.kinds for stream in streams if stream.answer and stream.model == "omni"]
+        assert any(lost)
+    else:
+        assert not any("audio_lost" in stream.answer.kinds for stream in streams if stream.answer)
+
+    wait_idle(server)
+    # Triton ends what is left of the old process once its last request is over.
+    wait_until(lambda: len(shared_memory(server)) == files, "no shared file is left", 5)
+    now = {name: process.pid for name, process in stage_processes(server).items()}
+    assert now.pop(stage) != victim.pid
+    assert now == others, "no other stage was touched"
+
+
+def test_a_stage_without_memory_says_so_and_comes_back(server: Server, unharmed: None) -> None:
+    """The limit is set from outside, so that nothing more can be had at all; long prompts then ask for some."""
+    prefill = stage_processes(server)["prefill"]
+    deaths = status_of(server, "prefill")["deaths"]
+    resource.prlimit(prefill.pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
+    requests = [Request(server, "chat", prose(seed, 110), **{**OPTIONS, **fresh()}) for seed in range(8)]
+    ends = [request.finish(timeout=30).end for request in requests]
+    wait_until(lambda: status_of(server, "prefill")["deaths"] == deaths + 1, "the stage ended")
+    failed = [end for end in ends if end.kind == "error"]
+    assert failed and {end.info["code"] for end in failed} == {"UNAVAILABLE"}
+    print(status_of(server, "prefill")["reason"])
+    assert "out of memory" in status_of(server, "prefill")["reason"]
+    assert server.log is not None and "out of memory" in server.log.read_text()
+    wait_until(server.is_ready, "ready again", READY_SECONDS)
+    assert ask(server, "chat", STORY, **OPTIONS).end.kind == "end"
+
+
+def test_four_times_as_many_requests_as_fit_all_end(server: Server, unharmed: None) -> None:
+    count = 4 * server.deployment.decode.max_sequences
+    requests = [Request(server, "chat", f"{number}", max_tokens=3, input_format="text") for number in range(count)]
+    ends = [request.finish(timeout=60).end for request in requests]
+    refused = [end for end in ends if end.kind == "error"]
+    assert {end.info["code"] for end in refused} <= {"UNAVAILABLE"}
+    assert all(end.kind == "end" for end in ends if end not in refused)
+    print(f"{count} requests at once: {len(refused)} refused")
