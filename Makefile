@@ -1,6 +1,6 @@
 # Everything a newcomer needs: `make` lists it.
 # Variables: PYTHON=python3.12 chooses the interpreter; PIP_ARGS="--extra-index-url ..." adds options to pip install;
-# QUICK=1 shortens a benchmark; ARGS="..." adds options to `tritone serve` and `tritone demo`.
+# QUICK=1 shortens a benchmark; ARGS="..." adds options to `tritone serve`, `demo` and `evaluate`.
 
 SHELL := /bin/bash
 VENV := .venv
@@ -15,7 +15,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint soak clean doctor prepare
+.PHONY: help demo serve test lint soak clean doctor prepare evaluate
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /  make \1\t/; s/%/X/' | expand -t 20
@@ -43,6 +43,9 @@ bench-%: $(VENV)/test.stamp ## a benchmark, perf/bench_X.py; QUICK=1 for a short
 	@test -f perf/bench_$*.py || { echo "no such benchmark; there are:" $$(ls perf/bench_*.py 2>/dev/null | sed -E 's/.*bench_(.*)\.py/\1/'); exit 2; }
 	@$(BIN)/python -m perf.bench_$* $(if $(QUICK),--quick)
 
+evaluate: $(VENV)/test.stamp ## what each precision costs in accuracy, on real text and tasks; about 15 minutes
+	@$(BIN)/tritone evaluate $(ARGS)
+
 soak: $(VENV)/test.stamp ## a long run with many clients; QUICK=1 for a short one
 	@$(BIN)/python -m perf.soak $(if $(QUICK),--quick)
 
@@ -57,7 +60,7 @@ $(VENV)/runtime.stamp: $(REQUIREMENTS) pyproject.toml requirements/make_venv.sh
 	$(PIP) install -q $(PIP_ARGS) --no-deps -e .
 	@touch $@
 
-$(VENV)/test.stamp: $(VENV)/runtime.stamp requirements/test.txt requirements/test-nodeps.txt
+$(VENV)/test.stamp: $(VENV)/runtime.stamp requirements/test.txt requirements/evaluate.txt requirements/test-nodeps.txt
 	$(PIP) install -q $(PIP_ARGS) -r requirements/test.txt
 	$(PIP) install -q $(PIP_ARGS) --no-deps -r requirements/test-nodeps.txt
 	@touch $@

@@ -7,6 +7,7 @@ values that a kernel must reproduce, computed in float32 as written in each docs
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,6 +133,14 @@ class NvFp4:
 
 
 Quantized = GroupedInt4 | ChannelInt8 | Float8 | NvFp4
+
+
+def moved(weight: Quantized, device: torch.device) -> Quantized:
+    """The same matrix on ``device``."""
+    held: dict[str, Any] = {
+        name: value.to(device) if isinstance(value, Tensor) else value for name, value in vars(weight).items()
+    }
+    return type(weight)(**held)
 
 
 def spread(values: Tensor, group: int, columns: int) -> Tensor:

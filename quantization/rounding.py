@@ -119,16 +119,17 @@ def fp8_scales(values: Tensor, scale_dtype: torch.dtype, search: bool = False) -
 
     A floating-point format loses nothing by a range that is twice as wide, but where its steps fall relative to the
     weights matters: of ten scales the one with the smallest squared error of each row is taken, which lowers the error by
-    9 to 15 % on SmolLM2's matrices.
+    9 to 15 % on SmolLM2's matrices. Rows longer than 1,024 are judged by every n-th column.
     """
     smallest = values.abs().amax(1) / E4M3_MAX
     scales = _positive(smallest, scale_dtype)
     if not search:
         return scales
     best = torch.full_like(scales, float("inf"))
+    seen = values[:, :: max(1, values.shape[1] // 512)].contiguous()
     for step in range(10):
         tried = _positive(smallest * 2.0 ** (step / 8), scale_dtype)
-        loss = (to_e4m3(values / tried[:, None]).to(torch.float32) * tried[:, None] - values).square_().sum(1)
+        loss = (to_e4m3(seen / tried[:, None]).to(torch.float32) * tried[:, None] - seen).square_().sum(1)
         scales, best = torch.where(loss < best, tried, scales), torch.minimum(loss, best)
     return scales
 

@@ -1,4 +1,4 @@
-"""The command line: `tritone serve | status | chat | speak | demo | prepare | quantize | doctor`."""
+"""The command line: `tritone serve | status | chat | speak | demo | prepare | quantize | evaluate | doctor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from tritone.commands import chat, demo, doctor, prepare, quantize, serve, speak, status
+from tritone.commands import chat, demo, doctor, evaluate, prepare, quantize, serve, speak, status
 from tritone.errors import TritoneError
 
 INTERRUPTED = 130
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Errors that a user can act on are one line, not a traceback."""
     parser = argparse.ArgumentParser(prog="tritone", description="Serves voice-and-text models on Triton Inference Server.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (serve, status, chat, speak, demo, prepare, quantize, doctor):
+    for command in (serve, status, chat, speak, demo, prepare, quantize, evaluate, doctor):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = parsed.run

@@ -23,7 +23,17 @@ ENVIRONMENT = "TRITONE_RUN"
 RESOLVED = "deployment.json"
 
 DType = Literal["auto", "float32", "bfloat16"]
+WeightsType = Literal["auto", "bf16", "float32", "fp8", "int8", "int4"]
 KVType = Literal["auto", "bf16", "float32", "fp8"]
+
+
+DENSE_WEIGHTS: dict[str, DType] = {"bf16": "bfloat16", "float32": "float32"}
+"""The ``dtype`` of each ``weights`` that is not quantised."""
+
+Fault = Literal[
+    "stale_tag", "swapped_pages", "freed_while_read", "flipped_byte", "out_of_range", "dropped_transfer", "slow_transfer",
+    "prefill_dies", "decode_dies",
+]
 
 
 class _Part(BaseModel):
@@ -34,8 +44,16 @@ class EngineStage(_Part):
     """Prefill or decode: one engine with its own weights and its own page pool."""
 
     device: Literal["cpu"] = "cpu"
+    checkpoint: str | None = None
+    """The deployment's checkpoint in another precision, such as a quantised copy; named like ``checkpoint`` there."""
     dtype: DType = "auto"
-    """Weights and activations; ``auto`` is bfloat16 where the CPU multiplies it natively, else float32."""
+    """Activations, and weights that are not quantised; ``auto`` is what ``weights`` says if that is bf16 or float32, else
+    bfloat16 where the CPU multiplies it natively, else float32."""
+    weights: WeightsType = "auto"
+    """Matrices of the layers. ``auto`` is what the checkpoint stores; ``fp8`` (e4m3, a scale for each row), ``int8`` (a scale
+    for each row) and ``int4`` (one for each ``group``) keep what it stores so and round to nearest what it stores dense."""
+    group: int = Field(default=64, ge=-1, le=4096)
+    """Weights of a row that share a scale where ``int4`` is made here; -1 is the whole row."""
     kv: KVType = "auto"
     """Keys and values in the pages; ``fp8`` is e4m3, half the bytes of bf16; ``auto`` is ``dtype``."""
     threads: int = Field(default=0, ge=0, le=512)
@@ -52,6 +70,28 @@ class EngineStage(_Part):
     """Requests that may wait; one more is refused with UNAVAILABLE."""
 
 
+    @field_validator("group")
+    @classmethod
+    def _group(cls, value: int) -> int:
+        if value != -1 and (value <= 0 or value % (8 if value <= 256 else 256)):
+            raise ValueError("must be -1 (a whole row) or a multiple of 8 (above 256, of 256)")
+        return value
+
+    @model_validator(mode="after")
+    def _one_dense_type(self) -> EngineStage:
+        dense = DENSE_WEIGHTS.get(self.weights)
+        if dense is not None and self.dtype not in ("auto", dense):
+            raise ValueError(f"weights: {self.weights!r} and dtype: {self.dtype!r} differ; allowed: dtype auto or {dense}")
+        return self
+
+
+class Accuracy(_Part):
+    """What a deployment may lose by its precisions; `tritone doctor --measure` chooses by it."""
+
+    max_perplexity_increase: float = Field(default=1.0, ge=0)
+    """Percent, beside the checkpoint in float32, on real text."""
+
+
 class TalkerStage(_Part):
     threads: int = Field(default=1, ge=1, le=512)
     hidden_blocks: int = Field(default=2048, ge=16)
@@ -62,6 +102,36 @@ class TalkerStage(_Part):
 class VoiceBoxStage(_Part):
     threads: int = Field(default=1, ge=1, le=512)
     max_queue: int = Field(default=4096, ge=1)
+
+
+class Integrity(_Part):
+    """Checks of everything that requests share; docs/integrity.md says what and why."""
+
+    mode: Literal["off", "raise", "log"] = "off"
+    """``raise`` ends a request whose pages are not what it took; ``log`` counts and logs it; ``off`` looks at nothing."""
+    checksum: bool = False
+    """Digests of handed-over and of finished pages: compared where decode takes them over, and by the audit."""
+    audit_seconds: float = Field(default=5.0, ge=0, le=3600)
+    """How often the integrity stage sweeps both pools from outside; 0: never."""
+    transfer_seconds: float = Field(default=10.0, gt=0)
+    """A request whose pages take longer from prefill to decode ends."""
+    faults: tuple[Fault, ...] = ()
+    """Faults that a request may ask for by the option ``cache_salt`` = ``fault:<name>``; for tests."""
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML reads a bare off as false
+
+    @model_validator(mode="after")
+    def _meant(self) -> Integrity:
+        if self.checksum and self.mode == "off":
+            raise ValueError("checksum: true needs mode raise or log; mode is 'off'")
+        if self.faults and self.mode == "off":
+            raise ValueError(f"faults: {list(self.faults)} need mode raise or log; mode is 'off'")
+        if "flipped_byte" in self.faults and not self.checksum:
+            raise ValueError("faults: 'flipped_byte' is found by digests alone, and checksum is false; allowed: checksum true")
+        return self
 
 
 class Server(_Part):
@@ -96,6 +166,8 @@ class Deployment(_Part):
     """A request whose prompt would have to wait longer than this is refused with UNAVAILABLE."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """A hand-over block that its reader has not released after this time is taken back."""
+    accuracy: Accuracy = Accuracy()
+    integrity: Integrity = Integrity()
     prefill: EngineStage = EngineStage()
     decode: EngineStage = EngineStage()
     talker: TalkerStage = TalkerStage()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -56,6 +56,7 @@ _SESSION = TensorSpec("session", "UINT64", (1,))
 _IDS = TensorSpec("ids", "INT32", (-1,))
 _REQUEST = TensorSpec("request", "STRING", (1,))
 _HANDOFF = TensorSpec("handoff", "STRING", (1,))
+_REPORT = TensorSpec("report", "STRING", (1,), optional=True)
 _EVENT = TensorSpec("event", "STRING", (1,))
 _FRAMES = TensorSpec("frames", "FP32", (-1, FRAME_WIDTH), optional=True)
 _AUDIO = TensorSpec("audio", "FP32", (-1,), optional=True)
@@ -72,7 +73,13 @@ STAGES: dict[str, StageSpec] = {
             decoupled=False,
         ),
         StageSpec("prefill", (_SESSION, _IDS, _REQUEST), (_SESSION, _IDS, _REQUEST, _HANDOFF), decoupled=True),
-        StageSpec("integrity", (_SESSION, _IDS, _REQUEST, _HANDOFF), (_SESSION, _IDS, _REQUEST, _HANDOFF), decoupled=False),
+        # All optional, so that a client can ask for the report alone; an ensemble maps the others.
+        StageSpec(
+            "integrity",
+            tuple(replace(spec, optional=True) for spec in (_SESSION, _IDS, _REQUEST, _HANDOFF, _REPORT)),
+            (_SESSION, _IDS, _REQUEST, _HANDOFF, _REPORT),
+            decoupled=False,
+        ),
         StageSpec("decode", (_SESSION, _IDS, _REQUEST, _HANDOFF), (_SESSION, _EVENT), decoupled=True),
         StageSpec("talker", (_SESSION, _EVENT), (_SESSION, _EVENT, _FRAMES), decoupled=True),
         StageSpec("voicebox", (_SESSION, _EVENT, _FRAMES), (_SESSION, _EVENT, _AUDIO), decoupled=True),
@@ -92,6 +99,11 @@ ROLE_OUTPUTS: dict[str, Literal["chat", "omni", "speech"]] = {
     "speech_event": "speech",
 }
 """An ensemble maps exactly one of these outputs of preprocess; that tells preprocess which ensemble it serves."""
+
+
+def report_tensors(report: Mapping[str, Any]) -> Tensors:
+    """The answer of the integrity model to a client that asks for its report."""
+    return {"report": _json(report)}
 
 
 def _string(value: str) -> npt.NDArray[Any]:
@@ -188,6 +200,7 @@ class Handoff:
     """What prefill gives decode: the first token, and the prompt's KV pages as leased blocks.
 
     ``hidden`` refers to the hidden state that made the first token (speech requests). ``page_size`` in tokens.
+    ``digests`` of the pages' bytes in the order of their tokens, where the deployment has ``integrity.checksum``.
     """
 
     first: TokenInfo
@@ -196,6 +209,7 @@ class Handoff:
     hidden: BlockRefs | None
     cached_tokens: int
     timings: dict[str, float]
+    digests: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Handoff:
@@ -206,6 +220,7 @@ class Handoff:
             hidden=BlockRefs.from_json(data["hidden"]) if data["hidden"] else None,
             cached_tokens=data["cached_tokens"],
             timings=data["timings"],
+            digests=tuple(data["digests"]),
         )
 
 

@@ -25,7 +25,7 @@ Read = Callable[[str], Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
 _MAIN = {"awq": "qweight", "gptq": "qweight", "packed": "weight_shape", "nvfp4": "weight_packed"}
-_DENSE = (torch.float32, torch.bfloat16, torch.float16)
+_DENSE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _AUXILIARY = ("g_idx", "input_scale", "input_zero_point", "input_global_scale", "weight_zero_point", "weight_g_idx")
 _KV = ("k_scale", "v_scale", "kv_scale", "output_scale", "q_scale", "k_zero_point", "v_zero_point", "output_zero_point")
 _KV_PLACES = (
@@ -173,9 +173,14 @@ def _check_shapes(expected: Mapping[str, tuple[int, ...]], shapes: Shapes) -> No
         if tensor not in shapes:
             raise bad(f"tensor {tensor}", "missing", f"shape {list(shape)}")
         found = shapes[tensor]
-        column = len(shape) == 2 and shape[1] == 1 and tuple(found) == shape[:1]
-        if tuple(found) != shape and not column and not (shape == (1,) and torch.Size(found).numel() == 1):
+        if not shape_fits(found, shape):
             raise bad(f"shape of {tensor}", list(found), str(list(shape)))
+
+
+def shape_fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a tensor may stand for ``shape``: a column may be stored as a vector, one number in any dimensions."""
+    column = len(shape) == 2 and shape[1] == 1 and found == shape[:1]
+    return found == shape or column or (shape == (1,) and torch.Size(found).numel() == 1)
 
 
 def _dense(tensor: str, read: Read, shapes: Shapes) -> Tensor:

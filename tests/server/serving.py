@@ -12,10 +12,21 @@ PROJECT = Path(__file__).resolve().parents[2]
 MAX_CONTEXT = 2048
 PAGE_SIZE = 32
 CHUNK = 256
+FAULTS = {
+    "stale_tag": "stale_tag",
+    "swapped_pages": "page_table",
+    "freed_while_read": "stale_tag",
+    "flipped_byte": "content",
+    "out_of_range": "out_of_range",
+    "dropped_transfer": "transfer",
+    "slow_transfer": "transfer",
+}
+"""The faults that a request may ask for, and what each is found as."""
 
 
 def make_deployment(**changes: object) -> Deployment:
-    """The demo's deployment with a short context, small pools, two threads a stage and free ports."""
+    """The demo's deployment with a short context, small pools, two threads a stage, free ports, every check
+    on, and faults for those who ask for them."""
     engine = {"dtype": "float32", "threads": 2, "pool_tokens": 16384, "max_batch_tokens": CHUNK}
     written = Deployment.load(PROJECT / "deployments" / "demo-cpu.yaml").model_dump()
     changed = {
@@ -23,6 +34,13 @@ def make_deployment(**changes: object) -> Deployment:
         "max_context": MAX_CONTEXT,
         "prefill": engine,
         "decode": engine,
+        "integrity": {
+            "mode": "raise",
+            "checksum": True,
+            "audit_seconds": 1.0,
+            "transfer_seconds": 2.0,
+            "faults": list(FAULTS),
+        },
         "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
     }
     return resolve_deployment(Deployment.parse(written | changed | changes, "tests/server"), default_cache())

@@ -1,4 +1,5 @@
-"""Prefill with BF16 keys and values, decode with FP8 ones: how near the answers stay, position by position and served."""
+"""Prefill in BF16, decode with FP8 keys and values and INT8 weights: how near the answers stay, position by position and
+served."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from tritone.supervisor import Server
 
 PROMPT, FORCED = 77, 512
 POOL_BYTES = 200 << 20
-LARGEST_KL, MEAN_KL, LARGEST_STEP, LARGEST_LEAD = 0.2, 0.01, 1.0, 1.0
+LARGEST_KL, MEAN_KL, LARGEST_STEP = 0.2, 0.01, 1.0
+LARGEST_LEAD = 1.5
+"""How much likelier BF16 may find its own token where answers part (nats): FP8 pages and INT8 weights and activations
+together reach 1.0 on these questions."""
 QUESTIONS = (
     "What is the capital of France?",
     "Name three colours.",
@@ -78,8 +82,8 @@ def test_teacher_forced_decode_stays_near_one_shot_prefill(deployment: Deploymen
     assert total / FORCED <= MEAN_KL and worst <= LARGEST_KL and step <= LARGEST_STEP
 
 
-def stage(kv: str) -> dict[str, Any]:
-    return {"dtype": "bfloat16", "threads": 2, "kv": kv, "pool_bytes": POOL_BYTES, "max_batch_tokens": 256}
+def stage(kv: str, weights: str = "bf16") -> dict[str, Any]:
+    return {"dtype": "bfloat16", "weights": weights, "threads": 2, "kv": kv, "pool_bytes": POOL_BYTES, "max_batch_tokens": 256}
 
 
 def test_the_same_bytes_hold_twice_the_tokens() -> None:
@@ -94,14 +98,14 @@ def answers(server: Server) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def in_bf16() -> list[Any]:
-    """The answers of a server with BF16 keys and values in both stages."""
+    """The answers of a server with BF16 weights, keys and values in both stages."""
     with Server(make_deployment(voice=None, prefill=stage("bf16"), decode=stage("bf16"))) as server:
         return answers(server)
 
 
 @pytest.fixture(scope="module")
 def fp8_server(in_bf16: list[Any]) -> Iterator[Server]:
-    with Server(make_deployment(voice=None, prefill=stage("bf16"), decode=stage("fp8"))) as server:
+    with Server(make_deployment(voice=None, prefill=stage("bf16"), decode=stage("fp8", "int8"))) as server:
         yield server
 
 

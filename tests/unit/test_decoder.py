@@ -247,7 +247,6 @@ def test_broken_files_are_named(checkpoint: Path) -> None:
         ({"hidden_act": "gelu"}, r"hidden_act: 'gelu'.*silu"),
         ({"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1, "layer_types": None}, "sliding_window: 32"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_type: 'dynamic'.*llama3, yarn"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3.*4"),
     ],
 )

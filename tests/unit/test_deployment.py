@@ -49,6 +49,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("checkpoint", None, "None"),
     ("prefill.device", "gpu", "'gpu'"),
     ("prefill.dtype", "float16", "'bfloat16'"),
+    ("prefill.weights", "nvfp4", "'int4'"),
+    ("decode.weights", "fp8_e5m2", "'fp8'"),
+    ("decode.kv", "fp8_e5m2", "'fp8'"),
+    ("decode.group", 0, "-1 (a whole row)"),
+    ("decode.group", 12, "multiple of 8"),
+    ("decode.group", 264, "above 256, of 256"),
     ("prefill.threads", -1, "-1"),
     ("prefill.threads", 513, "513"),
     ("decode.pool_tokens", 15, "15"),
@@ -59,6 +65,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("talker.threads", 0, "0"),
     ("talker.hidden_blocks", 15, "15"),
     ("voicebox.max_queue", 0, "0"),
+    ("integrity.mode", "loud", "'off', 'raise' or 'log'"),
+    ("integrity.mode", True, "'off', 'raise' or 'log'"),
+    ("integrity.checksum", "crc", "boolean"),
+    ("integrity.audit_seconds", -1, "-1"),
+    ("integrity.transfer_seconds", 0, "0"),
     ("server.grpc_port", 65536, "65536"),
     ("server.metrics_port", -1, "-1"),
     ("server.exit_timeout_seconds", 0, "0"),
@@ -79,6 +90,12 @@ def test_a_wrong_field_is_named_with_its_value(field: str, value: Any, hint: str
     assert repr(value) in lines[0]
 
 
+def test_dense_weights_and_activations_are_of_one_type() -> None:
+    assert Deployment.parse({"decode": {"weights": "bf16"}}, "t").decode.weights == "bf16"
+    message = refusal({"decode": {"weights": "bf16", "dtype": "float32"}})
+    assert "weights: 'bf16' and dtype: 'float32' differ; allowed: dtype auto or bfloat16" in message
+
+
 def test_all_wrong_fields_are_named_at_once() -> None:
     message = refusal({"page_size": 1, "decode": {"threads": -1}, "voise": "x"})
     assert message.startswith("test.yaml is not a valid deployment:\n")
@@ -92,7 +109,7 @@ def test_all_wrong_fields_are_named_at_once() -> None:
 def test_a_misspelt_field_is_answered_with_the_right_ones() -> None:
     assert "checkpoint, decode, default_max_tokens" in refusal({"chekpoint": "x"})
     message = refusal({"decode": {"thread": 1}})
-    assert "decode.thread: 1: no such field; allowed: device, dtype, kv, max_batch_tokens, max_queue" in message
+    assert "decode.thread: 1: no such field; allowed: checkpoint, device, dtype, group, kv, max_batch_tokens" in message
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 5])
@@ -123,6 +140,24 @@ def test_a_request_of_full_length_fits_into_each_pool(stage: str) -> None:
 )
 def test_pools_are_counted_in_whole_pages(data: Any) -> None:
     assert "pool_tokens" in refusal(data)
+
+
+def test_an_unknown_fault_is_refused_with_the_list() -> None:
+    message = refusal({"integrity": {"mode": "raise", "faults": ["rust"]}})
+    assert "integrity.faults.0: 'rust'" in message and "'stale_tag', 'swapped_pages'" in message
+
+
+def test_checks_are_off_unless_written_and_on_in_the_projects_deployments(tmp_path: Path) -> None:
+    assert Deployment.parse({}, "t").integrity.mode == "off"
+    for path in (Path(__file__).parents[2] / "deployments").glob("*.yaml"):
+        assert Deployment.load(path).integrity.mode == "raise", path
+    path = tmp_path / "mine.yaml"
+    path.write_text("integrity: {mode: off}\n")  # a boolean to YAML
+    assert Deployment.load(path).integrity.mode == "off"
+
+
+def test_digests_need_a_mode_that_looks_at_them() -> None:
+    assert "checksum: true needs mode raise or log; mode is 'off'" in refusal({"integrity": {"checksum": True}})
 
 
 def test_a_deployment_cannot_be_changed() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantization.formats import ChannelInt8, Float8, GroupedInt4
 from tritone.errors import InvalidArgument
 from tritone.kernels import NativeKernels, TorchKernels, build
 from tritone.kernels.quantized import NativeQuantized, QuantizedKernels, QuantizedWeight, TorchQuantized, quantize_rows
@@ -256,11 +257,11 @@ def test_linear_layers() -> None:
     codes, scales, zeros = int4(6, 96, 32)
     bias = torch.randn(6)
     x = torch.randn(3, 96)
-    four = QuantizedLinear.int4(dense, codes, scales, zeros, 32, bias)
+    four = QuantizedLinear(dense, GroupedInt4(codes, scales, zeros, 32), bias)
     weight = (codes.double() - spread(zeros.double(), 32, 96)) * spread(scales.double(), 32, 96)
     assert (four.out_features, four.in_features) == (6, 96) and four.nbytes > 0
     assert close(four(x), product(x, weight, bias, True))
-    eight = QuantizedLinear.int8(dense, torch.ones(6, 96, dtype=torch.int8), torch.ones(6), integers=False)
+    eight = QuantizedLinear(dense, ChannelInt8(torch.ones(6, 96, dtype=torch.int8), torch.ones(6)), integers=False)
     assert close(eight(x), product(x, torch.ones(6, 96).double(), torch.zeros(6), False))
-    half = QuantizedLinear.float8(dense, every_e4m3(6, 96), torch.ones(1, 3), (6, 32), bias)
+    half = QuantizedLinear(dense, Float8(every_e4m3(6, 96), torch.ones(1, 3), (6, 32)), bias)
     assert close(half(x), product(x, every_e4m3(6, 96).double(), bias, False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -191,6 +192,24 @@ def test_resolution_leaves_nothing_open(checkpoint: Path, tmp_path: Path, monkey
     assert resolved.prefill.dtype == "bfloat16"
     assert resolved.max_context == 1024, "the smaller pool, not the checkpoint's own 4096"
     assert resolve.resolve_deployment(resolved, tmp_path) == resolved
+
+
+def test_a_stage_may_have_the_same_model_in_another_precision(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "has_bfloat16", lambda: True)
+    other = tmp_path / "int4"
+    shutil.copytree(checkpoint, other)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    decode = {"checkpoint": str(other), "weights": "float32"}
+    written = {"checkpoint": str(checkpoint), "voice": None, "decode": decode}
+    resolved = resolve.resolve_deployment(Deployment.parse(written, "test"), tmp_path)
+    assert (resolved.prefill.checkpoint, resolved.decode.checkpoint) == (str(checkpoint), str(other))
+    assert (resolved.prefill.dtype, resolved.decode.dtype) == ("bfloat16", "float32"), "as the weights say"
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": 7}))
+    with pytest.raises(TritoneError, match=r"decode.checkpoint: vocab_size of .*int4: 7 .*allowed: None, as in .*checkpoint"):
+        resolve.resolve_deployment(Deployment.parse(written, "test"), tmp_path)
 
 
 def test_a_checkpoint_without_a_context_length_is_named(checkpoint: Path, tmp_path: Path) -> None:

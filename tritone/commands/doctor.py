@@ -1,4 +1,8 @@
-"""`tritone doctor`: what this machine has, what is missing, and how to get it. Exit code 1 when something needed is missing."""
+"""`tritone doctor`: what this machine has, what is missing, and how to get it. Exit code 1 when something needed is missing.
+
+With --measure it times every pairing of prefill's and decode's precisions on this machine instead, takes the fastest that
+costs at most accuracy.max_perplexity_increase, and prints or writes the deployment with it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from tritone.commands import launch
+from tritone.commands import launch, measuring
 from tritone.commands.checks import Check, run_checks
 from tritone.commands.terminal import console
 
@@ -17,10 +21,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("doctor", help="say what is missing on this machine, and how to get it", description=__doc__)
     launch.add_options(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
+    measuring.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.measure:
+        return measuring.run(arguments)
     checks = run_checks(launch.read_deployment(arguments))
     missing = [check for check in checks if check.state == "missing"]
     if arguments.json:

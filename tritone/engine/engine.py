@@ -42,6 +42,8 @@ class Engine:
         self.model = model
         self.kv = kv
         self.scheduler = scheduler
+        self.steps = 0
+        """Steps computed so far."""
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
@@ -50,9 +52,10 @@ class Engine:
         An error of the model itself ends every sequence of the step, and only those; memory that cannot be had is raised.
         """
         plan = self.scheduler.schedule()
-        outputs = self._import(plan)
+        outputs = self._check(plan) + self._import(plan)
         if not plan:
             return outputs
+        self.steps += 1
         try:
             batch, last = self._batch(plan)
             hidden = self.model.forward(batch, self.kv)
@@ -76,6 +79,14 @@ class Engine:
             outputs.append(Output(sequence, info, rows[row]))
         return outputs
 
+    def _check(self, plan: Plan) -> list[Output]:
+        """End the sequences whose pages are not what they took: before an import writes into them, and before any token of
+        this step."""
+        faults = self.scheduler.tracker.check([*plan.decodes, *(sequence for sequence, _ in plan.chunks)])
+        failed = [self._fail(sequence, error) for sequence, error in faults]
+        self._leave_out(plan, failed)
+        return failed
+
     def _import(self, plan: Plan) -> list[Output]:
         failed = []
         for sequence in plan.imports:
@@ -87,11 +98,16 @@ class Engine:
                     raise
                 known = error if isinstance(error, TritoneError) else TritoneError(f"import failed: {error!r}")
                 failed.append(self._fail(sequence, known))
-        if failed:
-            gone = {id(output.sequence) for output in failed}
-            plan.decodes = [s for s in plan.decodes if id(s) not in gone]
-            plan.chunks = [(s, n) for s, n in plan.chunks if id(s) not in gone]
+        self._leave_out(plan, failed)
         return failed
+
+    @staticmethod
+    def _leave_out(plan: Plan, failed: list[Output]) -> None:
+        if failed:
+            gone = {output.sequence for output in failed}
+            plan.decodes = [s for s in plan.decodes if s not in gone]
+            plan.chunks = [(s, n) for s, n in plan.chunks if s not in gone]
+            plan.imports = [s for s in plan.imports if s not in gone]
 
     def _fail(self, sequence: Sequence, error: TritoneError) -> Output:
         self.scheduler.remove(sequence)

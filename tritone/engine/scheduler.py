@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from tritone.engine.prefix_cache import Pages, PrefixCache
 from tritone.engine.sequence import Sequence
+from tritone.integrity.tracker import NoTracker
 
 
 @dataclass
@@ -47,10 +48,12 @@ class Scheduler:
         max_batch_tokens: int,
         *,
         cache: PrefixCache | None = None,
+        tracker: NoTracker | None = None,
         max_chunk_tokens: int | None = None,
     ) -> None:
         self.pages = pages
         self.cache = cache
+        self.tracker = tracker or NoTracker()
         self.max_chunk_tokens = max_chunk_tokens
         self.page_size = page_size
         self.max_sequences = max_sequences
@@ -70,10 +73,13 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        if not keep_pages:
+        if keep_pages:
+            self.tracker.give_up(sequence)
+        else:
             self._release(sequence)
 
     def schedule(self) -> Plan:
+        self.tracker.begin()
         plan = Plan()
         budget = self.max_batch_tokens
         # Oldest first, so that a shortage of pages falls on the youngest.
@@ -132,8 +138,9 @@ class Scheduler:
         if ahead <= 0:
             self.pages.free(shared)
             return
-        self.pages.free(sequence.pages[: len(shared)])
+        self.pages.free(self.tracker.give_up(sequence, len(shared)))
         sequence.pages[: len(shared)] = shared
+        self.tracker.share(sequence, shared)
         sequence.entered = len(shared)
         sequence.cached += ahead
         sequence.computed += ahead
@@ -152,7 +159,10 @@ class Scheduler:
                 self.pages.free(shared)
                 break
             self.waiting.popleft()
-            sequence.pages = shared + self.pages.allocate(need)
+            new = self.pages.allocate(need)
+            sequence.pages = shared + new
+            self.tracker.share(sequence, shared)
+            self.tracker.take(sequence, new)
             sequence.entered = len(shared)
             sequence.cached = len(shared) * self.page_size
             sequence.computed = max(sequence.imported, sequence.cached)
@@ -169,7 +179,9 @@ class Scheduler:
         """Give ``sequence`` pages for ``tokens`` tokens, preempting younger ones; False if it was preempted itself."""
         while len(sequence.pages) < self._pages_for(tokens):
             if self.pages.available:
-                sequence.pages += self.pages.allocate(1)
+                new = self.pages.allocate(1)
+                sequence.pages += new
+                self.tracker.take(sequence, new)
                 continue
             victim = self.running[-1]
             self._preempt(victim)
@@ -179,6 +191,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self.tracker.examine(sequence)
         # Without all of its KV there is nothing to go on from: a prompt on its way is computed again.
         if sequence.save_kv is not None and sequence.pending == 1:
             sequence.import_kv = sequence.save_kv(sequence)
@@ -192,7 +205,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.pages:
-            self.pages.free(sequence.pages)
+            self.pages.free(self.tracker.give_up(sequence))
             sequence.pages = []
 
     def _pages_for(self, tokens: int) -> int:

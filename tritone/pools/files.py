@@ -4,6 +4,10 @@
 ``<name>.data``   blocks x block_bytes bytes
 ``<name>.tags``   uint64 per block, written by the owner only
 ``<name>.leases`` uint64 per block, set by the owner, cleared by the reader
+``<name>.seals``  uint64 per block, written by the owner: the digest of content that changes no more while its tag stands
+``<name>.condemned`` uint64 per block and one more, written by readers: the tag under which a block's content was found to
+                 be wrong; the last word changes with each entry
+``<name>.owner``  empty; locked as long as the owner lives
 
 POSIX shared memory files are mapped by hand: ``multiprocessing.shared_memory`` unlinks a segment when a process that only
 attached to it exits (before Python 3.13).
@@ -12,6 +16,7 @@ attached to it exits (before Python 3.13).
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -24,6 +29,8 @@ import numpy.typing as npt
 from tritone.errors import TritoneError
 
 WORD = 8
+WORDS = {"tags": 0, "leases": 0, "seals": 0, "condemned": 1}
+"""The files of one word per block, and how many words they have beyond that."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,28 @@ def create(path: Path, size: int) -> None:
         raise
     finally:
         os.close(descriptor)
+
+
+def lock(path: Path) -> int:
+    """A descriptor that holds the lock of a new file; it ends with the process, however that ends."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def map_array(path: Path, dtype: str, mode: Literal["r", "r+"]) -> npt.NDArray[Any]:

@@ -62,10 +62,12 @@ class FreeList:
             self._cached.pop(block, None)
             self._holders[block] += 1
 
-    def free(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Iterable[int]) -> list[int]:
         """One holder less for each of ``blocks``, a sequence's in its order: of those that become cached, the last one is
-        the first to go. A block that nobody holds raises ``ValueError`` and frees nothing of the rest."""
-        cached = []
+        the first to go. Gives those that became free. A block that nobody holds raises ``ValueError`` and frees nothing of
+        the rest."""
+        cached: list[int] = []
+        freed: list[int] = []
         try:
             for block in blocks:
                 if not (0 <= block < self.total and self._holders[block]):
@@ -75,15 +77,25 @@ class FreeList:
                     if self._kept[block]:
                         cached.append(block)
                     else:
-                        self._free.append(block)
+                        freed.append(block)
         finally:
+            self._free += freed
             self._cached |= dict.fromkeys(reversed(cached))
+        return freed
 
     def keep(self, block: int) -> None:
         """The content of a held block is worth keeping: it is cached, not free, once nobody holds it."""
         if not self._holders[block]:
             raise ValueError(f"block {block} is not allocated")
         self._kept[block] = 1
+
+    def discard(self, block: int) -> None:
+        """The content of a kept block is no good: it is found no more, and free once nobody holds it."""
+        if block in self._cached:
+            self.evict(block)
+        elif self._kept[block]:
+            self._kept[block] = 0
+            self.on_evict(block)
 
     def evict(self, block: int) -> None:
         """Make a cached block free."""

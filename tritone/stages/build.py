@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritone.deployment import Deployment, EngineStage
+from tritone.integrity import Ledger, NoTracker, Tracker
+from tritone.integrity.agreement import check_pools
+from tritone.integrity.faults import Faults
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, Views
 from tritone.pools.pool import torch_view
@@ -41,6 +44,8 @@ def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> 
         max_queue=deployment.prefill.max_queue,
         max_wait_seconds=deployment.max_wait_seconds,
         lease_seconds=deployment.lease_seconds,
+        checksum=deployment.integrity.checksum,
+        faults=_faults(deployment, pages),
     )
 
 
@@ -53,7 +58,9 @@ def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> D
     _warm_up(engine)
     scales = None
     if deployment.prefill.kv == "fp8":
-        scales = load_kv_scales(deployment.checkpoint, DecoderConfig.from_directory(deployment.checkpoint))
+        assert deployment.prefill.checkpoint is not None
+        config = DecoderConfig.from_directory(deployment.prefill.checkpoint)
+        scales = load_kv_scales(deployment.prefill.checkpoint, config)
     return DecodeStage(
         engine,
         load_tokenizer(Path(deployment.checkpoint)),
@@ -64,6 +71,8 @@ def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> D
         metrics,
         max_queue=deployment.decode.max_queue,
         lease_seconds=deployment.lease_seconds,
+        transfer_seconds=deployment.integrity.transfer_seconds,
+        faults=_faults(deployment, pages),
         prefill_scales=scales,
     )
 
@@ -101,17 +110,26 @@ def build_engine(
     from tritone.models.decoder import load_decoder, load_kv_scales
 
     torch.set_num_threads(part.threads)
+    assert part.checkpoint is not None
     model = load_decoder(
-        deployment.checkpoint,
+        part.checkpoint,
         dtype=getattr(torch, part.dtype),
         progress=LoadProgress(directory, name),
         max_positions=deployment.max_context,
+        weights=part.weights,
+        group=part.group,
     )
     config: DecoderConfig = model.config
     itemsize = ITEM_SIZES[part.dtype]
     shape = config.page_shape(deployment.page_size)
     kv_dtype = KV_DTYPES[part.kv]
-    pages = BlockPool(directory, f"{name}_pages", page_count(deployment, part), shape, kv_dtype, ITEM_SIZES[kv_dtype])
+    # Before the pool: whoever finds the pool's header finds the ledger of the same owner.
+    ledger = None if deployment.integrity.mode == "off" else Ledger(directory, f"{name}_pages", owner=True)
+    pages = BlockPool(
+        directory, f"{name}_pages", page_count(deployment, part), shape, kv_dtype, ITEM_SIZES[kv_dtype],
+        seal=deployment.integrity.checksum,
+    )
+    check_pools(deployment, directory)
     hidden = None
     if deployment.voice:
         blocks = deployment.talker.hidden_blocks
@@ -124,12 +142,17 @@ def build_engine(
         part.max_sequences,
         part.max_batch_tokens,
         cache=cache,
+        tracker=Tracker(pages, ledger, log_only=deployment.integrity.mode == "log") if ledger else NoTracker(),
         max_chunk_tokens=max_chunk_tokens,
     )
     kv: torch.Tensor = torch_view(pages.data, kv_dtype, shape)
     if part.kv == "fp8":
-        return Engine(model, QuantizedPages(kv, load_kv_scales(deployment.checkpoint, config)), scheduler), pages, hidden
+        return Engine(model, QuantizedPages(kv, load_kv_scales(part.checkpoint, config)), scheduler), pages, hidden
     return Engine(model, kv, scheduler), pages, hidden
+
+
+def _faults(deployment: Deployment, pages: BlockPool) -> Faults:
+    return Faults(deployment.integrity.faults, pages, deployment.integrity.transfer_seconds)
 
 
 def _warm_up(engine: Engine) -> None:

@@ -14,20 +14,24 @@ from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
 from tritone.errors import TritoneError
 from tritone.fatal import end_if_out_of_memory
-from tritone.kernels import QuantizedPages, default_kernels
+from tritone.integrity import IntegrityError
+from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Event, Failure, GenerateRequest, Prefilled, TokenInfo, failure_event, start_event
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted, Views
-from tritone.pools.pool import torch_view
 from tritone.stages.answer import Answer
 from tritone.stages.hidden import HiddenWriter
 from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
 from tritone.stages.prefill import BEAT_SECONDS
+from tritone.stages.pull import Puller
 from tritone.stages.reply import Reply
 from tritone.stages.saved import saver
 
 log = logging.getLogger(__name__)
+
+LEASE_LOOK_SECONDS = 0.5
+"""How often requests that wait make sure that prefill still holds their pages."""
 
 
 @dataclass
@@ -38,6 +42,8 @@ class _Running:
     """Prefill's leased pages, until they are copied or given back."""
     hidden: list[torch.Tensor] = field(default_factory=list)
     """Hidden states of tokens whose text has not left yet."""
+    due: float = 0.0
+    """Until then the pages are on their way (an injected fault), and the scheduler does not know the sequence."""
 
 
 class DecodeStage:
@@ -55,9 +61,11 @@ class DecodeStage:
         *,
         max_queue: int,
         lease_seconds: float,
+        transfer_seconds: float = 10.0,
+        faults: Faults | None = None,
         prefill_scales: torch.Tensor | None = None,
     ) -> None:
-        """``prefill_scales`` are those of prefill's pages, if they are e4m3; this stage's own are the same numbers."""
+        """``prefill_scales`` are those of prefill's pages, if they are e4m3."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._tokenizer = tokenizer
@@ -70,8 +78,10 @@ class DecodeStage:
         self._metrics = metrics
         self._max_queue = max_queue
         self._lease_seconds = lease_seconds
-        self._prefill_scales = prefill_scales
-        self._kernels = default_kernels()
+        self._tracker = self._scheduler.tracker
+        self._faults = faults or Faults((), pages, transfer_seconds)
+        self._leases_looked = 0.0
+        self._puller = Puller(engine, pages, views, self._faults, seconds=transfer_seconds, scales=prefill_scales)
         self._running: dict[int, tuple[_Running, Sequence]] = {}
         self._announced: set[int] = set()
         """Sessions whose start has left while prefill still works on them; used by the thread of submit alone."""
@@ -132,38 +142,21 @@ class DecodeStage:
         )
         sequence.append(first.token)
         self._running[request.session] = (running, sequence)
-        self._scheduler.add(sequence)
+        if delay := self._faults.delay(sequence.salt):
+            running.due = time.monotonic() + delay
+        else:
+            self._scheduler.add(sequence)
 
     def _import_kv(self, sequence: Sequence) -> None:
-        """Copy prefill's pages into the sequence's own, in this pool's precision, except those that the prefix cache had;
-        tags are compared before and after."""
         running: _Running = sequence.state
-        refs = running.refs
-        assert refs is not None
         running.refs = None
-        view = self._views.of(refs)
-        first = sequence.cached // self._scheduler.page_size
-        sources, targets = refs.blocks[first:], sequence.pages[first : len(refs.blocks)]
-        try:
-            view.check(refs)
-            if refs.dtype == self._pages.header.dtype:
-                for source, target in zip(sources, targets, strict=True):
-                    self._pages.block(target)[:] = view.block(source)
-            elif sources:
-                held: torch.Tensor = torch_view(view.data, refs.dtype, refs.shape)
-                pages = held if self._prefill_scales is None else QuantizedPages(held, self._prefill_scales)
-                tokens = sequence.imported - first * self._scheduler.page_size
-                wrong = self._kernels.convert_pages(pages, sources, self._engine.kv, targets, tokens)
-                if wrong is not None:
-                    raise TritoneError(f"decode: page {first + wrong} of the prompt's keys and values holds NaN")
-            view.check(refs)
-        finally:
-            view.release(refs)
+        self._puller.pull(running.answer.handoff, sequence)
         handed_over = running.answer.handoff.timings["handed_over"]
         self._metrics.observe("tritone_handover_seconds", time.monotonic() - handed_over)
         self._metrics.count("tritone_cached_tokens_total", sequence.cached)
 
     def step(self) -> bool:
+        self._faults.strike(self._scheduler.running)
         outputs = self._engine.step()
         for output in outputs:
             self._take_safely(output)
@@ -207,29 +200,51 @@ class DecodeStage:
             if expired:
                 self._metrics.count("tritone_leases_expired_total", expired)
             self._metrics.gauges("tritone_hidden_blocks", self._hidden_pool.gauges())
+        look = now - self._leases_looked >= LEASE_LOOK_SECONDS
+        if look:
+            self._leases_looked = now
         for session, (running, sequence) in list(self._running.items()):
             answer = running.answer
             if self._board.is_cancelled(session):
                 self._end(sequence)
                 self._fail(running, Failure("cancelled"))
-            elif now - answer.last_sent >= BEAT_SECONDS:
+                continue
+            if stuck := self._stuck(running, now, look):
+                self._end(sequence)
+                self._fail(running, Failure("error", stuck.code, stuck.message))
+                continue
+            if now - answer.last_sent >= BEAT_SECONDS:
                 answer.last_sent = now
                 self._outbox.put(running.reply, Event(session, "beat"))
-            if running.refs is not None and now - answer.arrived > 0.8 * self._lease_seconds:
+            if running.due:
+                if now >= running.due:
+                    running.due = 0.0
+                    self._scheduler.add(sequence)
+            elif running.refs is not None and now - answer.arrived > 0.8 * self._lease_seconds:
                 # Still queued and the lease is nearly over: give prefill its pages back and compute the prompt here.
                 self._views.release(running.refs)
                 running.refs = None
                 sequence.drop_import()
         self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting))
         self._metrics.gauge("tritone_running_requests", len(self._scheduler.running))
-        self._metrics.gauges("tritone_pages", self._pages.gauges())
+        blocks = self._pages.gauges()
+        self._metrics.gauges("tritone_pages", blocks)
+        self._tracker.publish(blocks, self._engine.steps)
         held = self._hidden_pool is not None and self._hidden_pool.leases
         return bool(self._running) or bool(held)
 
+    def _stuck(self, running: _Running, now: float, look: bool) -> IntegrityError | None:
+        """What ends a request whose pages do not come."""
+        if running.refs is None:
+            return None
+        late = self._puller.late(now - running.answer.arrived) if running.due else None
+        return late or (self._puller.gone(running.refs) if look else None)
+
     def _end(self, sequence: Sequence) -> None:
         """Take a sequence out of the engine; its pages are free from here on."""
-        del self._running[sequence.session]
-        self._scheduler.remove(sequence)
+        running, _ = self._running.pop(sequence.session)
+        if not running.due:
+            self._scheduler.remove(sequence)
         self._count_preemptions(sequence)
 
     def _count_preemptions(self, sequence: Sequence) -> None:

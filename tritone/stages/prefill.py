@@ -12,6 +12,7 @@ from tritone.engine.engine import Engine, Output
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
 from tritone.fatal import end_if_out_of_memory
+from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Failure, GenerateRequest, Handoff, Prefilled
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted
@@ -55,7 +56,10 @@ class PrefillStage:
         max_queue: int,
         max_wait_seconds: float = 30.0,
         lease_seconds: float,
+        checksum: bool = False,
+        faults: Faults | None = None,
     ) -> None:
+        """``checksum``: a hand-over carries digests of its pages."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._pages = pages
@@ -67,6 +71,8 @@ class PrefillStage:
         self._max_wait_seconds = max_wait_seconds
         self._pace = Pace()
         self._lease_seconds = lease_seconds
+        self._checksum = checksum
+        self._faults = faults or Faults((), pages, 0.0)
         self._jobs: dict[int, tuple[_Job, Sequence]] = {}
         self._lent: dict[BlockRefs, tuple[int, float]] = {}
         self._lent_hidden: dict[int, BlockRefs] = {}
@@ -134,20 +140,12 @@ class PrefillStage:
         return sum(max(0, sequence.prompt_length - sequence.computed) for _, sequence in self._jobs.values())
 
     def tend(self, now: float) -> bool:
-        for refs, (session, lent) in list(self._lent.items()):
-            if now - lent > PURGE_SECONDS and self._board.is_cancelled(session):
-                # Triton may have dropped the hand-over of a cancelled request; its reader will not come.
-                self._pages.take_back(refs.slot, refs.nonce)
-                if self._hidden is not None and self._lent_hidden.get(session) is not None:
-                    hidden = self._lent_hidden[session]
-                    self._hidden.take_back(hidden.slot, hidden.nonce)
-                lent = 0.0
-            if now - lent > self._lease_seconds:
-                del self._lent[refs]
-                self._lent_hidden.pop(session, None)
+        self._faults.tend(now)
         expired = self._pages.collect() + (self._hidden.collect() if self._hidden else 0)
         if expired:
             self._metrics.count("tritone_leases_expired_total", expired)
+        for refs, (session, lent) in list(self._lent.items()):
+            self._tend_lent(refs, session, now - lent)
         for job, sequence in list(self._jobs.values()):
             session = job.request.session
             if self._board.is_cancelled(session):
@@ -156,11 +154,24 @@ class PrefillStage:
                 self._answer(job, failure=Failure("cancelled"))
         self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting))
         self._metrics.gauge("tritone_running_requests", len(self._scheduler.running))
-        self._metrics.gauges("tritone_pages", self._pages.gauges())
+        blocks = self._pages.gauges()
+        self._metrics.gauges("tritone_pages", blocks)
+        self._scheduler.tracker.publish(blocks, self._engine.steps)
         if self._hidden:
             self._metrics.gauges("tritone_hidden_blocks", self._hidden.gauges())
         leases = self._pages.leases or (self._hidden is not None and self._hidden.leases)
         return bool(self._jobs) or bool(leases)
+
+    def _tend_lent(self, refs: BlockRefs, session: int, seconds: float) -> None:
+        hidden = self._lent_hidden.get(session)
+        if seconds > PURGE_SECONDS and self._board.is_cancelled(session):
+            # Triton may have dropped the hand-over of a cancelled request; its reader will not come.
+            self._pages.take_back(refs.slot, refs.nonce)
+            if self._hidden is not None and hidden is not None:
+                self._hidden.take_back(hidden.slot, hidden.nonce)
+        if not self._pages.is_lent(refs) and not (self._hidden and hidden and self._hidden.is_lent(hidden)):
+            del self._lent[refs]
+            self._lent_hidden.pop(session, None)
 
     def _hand_over(self, job: _Job, output: Output) -> None:
         sequence, request = output.sequence, job.request
@@ -186,7 +197,9 @@ class PrefillStage:
             hidden=hidden,
             cached_tokens=sequence.cached,
             timings={"queue": started - job.arrived, "prefill": now - started, "handed_over": now},
+            digests=self._pages.digests(sequence.pages[:used]) if self._checksum else (),
         )
+        self._faults.handed_over(sequence.salt, handoff.pages.slot)
         self._metrics.observe("tritone_stage_seconds", now - started)
         self._metrics.count("tritone_tokens_total", sequence.prompt_length, kind="prompt")
         self._metrics.count("tritone_cached_tokens_total", sequence.cached)

@@ -7,9 +7,15 @@ import os
 from pathlib import Path
 
 from tritone.checkpoints import Progress, resolve_checkpoint, resolve_voice
-from tritone.deployment import Deployment, EngineStage
+from tritone.deployment import DENSE_WEIGHTS, Deployment, EngineStage
 from tritone.errors import bad
 from tritone.sizes import token_bytes
+
+STORED_DIFFERENTLY = frozenset(
+    {"_name_or_path", "architectures", "compression_config", "dtype", "quantization_config", "torch_dtype",
+     "transformers_version", "use_cache"}
+)
+"""Fields of a config.json that may differ between two copies of one model."""
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -20,7 +26,12 @@ def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress |
     checkpoint = resolve_checkpoint(deployment.checkpoint, cache, progress)
     voice = None if deployment.voice is None else resolve_voice(deployment.voice, cache, progress)
     size = deployment.page_size
-    stages = {name: _stage(getattr(deployment, name), checkpoint, size) for name in ("prefill", "decode")}
+    stages = {}
+    for name in ("prefill", "decode"):
+        part: EngineStage = getattr(deployment, name)
+        own = checkpoint if part.checkpoint is None else resolve_checkpoint(part.checkpoint, cache, progress)
+        _check_same_model(f"{name}.checkpoint", own, checkpoint)
+        stages[name] = _stage(part, own, size)
     pools = (part.pool_tokens // size * size for part in stages.values())
     context = deployment.max_context or min(checkpoint_context(checkpoint), *pools)
     return Deployment.parse(
@@ -74,7 +85,9 @@ def has_bfloat16() -> bool:
 
 
 def _stage(stage: EngineStage, checkpoint: Path, page_size: int) -> EngineStage:
-    dtype = stage.dtype if stage.dtype != "auto" else "bfloat16" if has_bfloat16() else "float32"
+    dtype = DENSE_WEIGHTS.get(stage.weights, stage.dtype)
+    if dtype == "auto":
+        dtype = "bfloat16" if has_bfloat16() else "float32"
     kv = stage.kv if stage.kv != "auto" else {"bfloat16": "bf16", "float32": "float32"}[dtype]
     tokens = stage.pool_tokens
     if stage.pool_bytes:
@@ -82,4 +95,14 @@ def _stage(stage: EngineStage, checkpoint: Path, page_size: int) -> EngineStage:
         if not tokens:
             raise bad("pool_bytes", stage.pool_bytes, f"at least {token_bytes(checkpoint, kv) * page_size}, one page")
     known = {"threads": stage.threads or usable_cores(), "dtype": dtype, "kv": kv, "pool_tokens": tokens, "pool_bytes": 0}
-    return stage.model_copy(update=known)
+    return stage.model_copy(update=known | {"checkpoint": str(checkpoint.resolve())})
+
+
+def _check_same_model(field: str, checkpoint: Path, other: Path) -> None:
+    """Both phases and the tokenizer work on one model: only the precision of its weights may differ."""
+    if checkpoint == other:
+        return
+    here, there = (json.loads((path / "config.json").read_text()) for path in (checkpoint, other))
+    for key in sorted((here.keys() | there.keys()) - STORED_DIFFERENTLY):
+        if here.get(key) != there.get(key):
+            raise bad(f"{field}: {key} of {checkpoint}", here.get(key), f"{there.get(key)!r}, as in {other}")

@@ -180,9 +180,9 @@ static int run_blocks(const struct attention *a, const struct block *blocks, int
 /* Returns 0; 1 + the index of the first sequence with a bad length or page number; -1 without memory. */
 int64_t EXPORT(tritone_paged_attention)(const char *q, const char *kv, const int32_t *page_table, const int32_t *starts,
                                         const int32_t *contexts, const float *scales, char *out, int64_t sequences,
-                                        int64_t q_stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t page_size,
-                                        int64_t pages, int64_t max_pages, int64_t page_stride, int64_t kv_stride,
-                                        int64_t head_stride, float scale, int type, int kv_type, int threads) {
+                                        int64_t q_stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
+                                        int64_t page_size, int64_t pages, int64_t max_pages, int64_t page_stride,
+                                        int64_t kv_stride, int64_t head_stride, float scale, int type, int kv_type, int threads) {
   struct attention a = {.q = q, .kv = kv, .page_table = page_table, .q_stride = q_stride, .q_heads = q_heads,
                         .kv_heads = kv_heads, .group = q_heads / kv_heads, .dim = head_dim,
                         .padded = (head_dim + LANES - 1) / LANES * LANES, .page_size = page_size,

@@ -1,109 +1,110 @@
-"""Reads a safetensors checkpoint tensor by tensor, after checking all names and shapes."""
+"""Reads a checkpoint of safetensors tensor by tensor, after checking all names and shapes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tritone.errors import bad
+from quantization.checkpoints import detect, is_auxiliary, is_quantized, linear_tensors, read_linear, shape_fits
+from quantization.errors import QuantizationError
+from quantization.files import TensorFiles
+from quantization.formats import Quantized
+from tritone.errors import InvalidArgument, bad
 
 Progress = Callable[[int, int], None]
-_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Checkpoint:
     """``model.safetensors``, or the files of ``model.safetensors.index.json``, in a directory; a context manager.
 
-    ``expected`` maps tensor names to shapes. ``ignored`` says which other names may lie in the files. Raises
-    ``InvalidArgument`` naming the first tensor that is missing, unexpected, of another shape or not floating point.
-    ``progress`` gets (bytes done, bytes in all), in bytes of the files' own dtypes.
+    ``tensors`` maps the names of floating-point tensors to shapes; ``linears`` the names of matrices (without ``.weight``),
+    which the checkpoint may hold quantised, to (rows, columns). ``ignored`` says which other names may lie in the files.
+    Raises ``InvalidArgument`` naming the first tensor that is missing, unexpected, of another shape or of a wrong dtype, or
+    what of ``quantization_config`` cannot be read. ``progress`` gets (bytes done, bytes in all), in bytes of the files.
     """
 
     def __init__(
         self,
         directory: str | Path,
-        expected: Mapping[str, tuple[int, ...]],
+        tensors: Mapping[str, tuple[int, ...]],
+        linears: Mapping[str, tuple[int, int]],
         ignored: Callable[[str], bool] = lambda name: False,
         progress: Progress | None = None,
     ) -> None:
-        self._files: list[Any] = []
-        self._where: dict[str, Any] = {}
-        self._bytes: dict[str, int] = {}
+        with readable():
+            self._scheme = detect(json.loads((Path(directory) / "config.json").read_text(encoding="utf-8")))
+            self._files = TensorFiles.of(Path(directory))
         self._progress = progress
         self._done = 0
         try:
-            for path in _files(Path(directory)):
-                self._open(path)
-            self._check(expected, ignored)
+            expected = dict(tensors)
+            for name, (rows, columns) in linears.items():
+                expected |= self._tensors_of(name, rows, columns)
+            self._check(expected, tensors, ignored)
         except BaseException:
-            self.close()
+            self._files.close()
             raise
-        self._total = sum(self._bytes[name] for name in expected)
+        self._total = sum(self._files.nbytes(name) for name in expected)
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """One tensor as ``dtype``, in memory of its own."""
-        tensor: Tensor = self._where[name].get_tensor(name).to(dtype)
-        self._done += self._bytes[name]
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-        return tensor
+        """One floating-point tensor as ``dtype``, in memory of its own."""
+        return self._read(name).to(dtype)
 
-    def close(self) -> None:
-        """Let go of the files; tensors already read stay valid."""
-        self._where.clear()
-        self._files.clear()
+    def read_linear(self, name: str) -> Quantized | Tensor:
+        """The matrix ``name`` as the files hold it."""
+        with readable():
+            return read_linear(name, self._read, self._files.shapes, self._scheme)
 
     def __enter__(self) -> Checkpoint:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self._files.close()
 
-    def _open(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
+    def _read(self, name: str) -> Tensor:
+        tensor = self._files.read(name)
+        self._done += self._files.nbytes(name)
+        if self._progress is not None:
+            self._progress(min(self._done, self._total), self._total)
+        return tensor
 
-        try:
-            file: Any = safe_open(str(path), framework="pt")
-        except (OSError, SafetensorError) as error:
-            raise bad("checkpoint file", str(path), f"a whole safetensors file ({error})") from error
-        self._files.append(file)
-        self._where.update(dict.fromkeys(file.keys(), file))
+    def _tensors_of(self, name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        storage = self._scheme.storage_of(name)
+        if storage is not None and not is_quantized(name, self._files.shapes, storage):
+            storage = None
+        return linear_tensors(name, rows, columns, storage)
 
-    def _check(self, expected: Mapping[str, tuple[int, ...]], ignored: Callable[[str], bool]) -> None:
+    def _check(
+        self,
+        expected: Mapping[str, tuple[int, ...]],
+        floats: Mapping[str, tuple[int, ...]],
+        ignored: Callable[[str], bool],
+    ) -> None:
+        shapes = self._files.shapes
         for name, shape in expected.items():
-            if name not in self._where:
+            if name not in shapes:
                 raise bad(f"tensor {name}", "missing", f"shape {list(shape)}")
-            piece = self._where[name].get_slice(name)
-            found = tuple(piece.get_shape())
-            if found != tuple(shape):
-                raise bad(f"tensor {name}", list(found), f"shape {list(shape)}")
-            if piece.get_dtype() not in _FLOATS:
-                raise bad(f"tensor {name}", piece.get_dtype(), ", ".join(_FLOATS))
-            self._bytes[name] = _FLOATS[piece.get_dtype()] * torch.Size(found).numel()
-        for name in self._where:
-            if name not in expected and not ignored(name):
-                shape = tuple(self._where[name].get_slice(name).get_shape())
+            if not shape_fits(shapes[name], shape):
+                raise bad(f"tensor {name}", list(shapes[name]), f"shape {list(shape)}")
+            if name in floats and self._files.kinds[name] not in _FLOATS:
+                raise bad(f"tensor {name}", self._files.kinds[name], ", ".join(_FLOATS))
+        quantised = self._scheme.method != "none"
+        for name, shape in shapes.items():
+            if name not in expected and not ignored(name) and not (quantised and is_auxiliary(name)):
                 raise bad(f"tensor {name}", list(shape), "only the tensors that config.json implies")
 
 
-def _files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        single = directory / "model.safetensors"
-        if not single.exists():
-            raise bad("checkpoint", str(directory), "a folder with model.safetensors or model.safetensors.index.json")
-        return [single]
+@contextmanager
+def readable() -> Iterator[None]:
+    """What the quantisation library refuses is what the user of a checkpoint did wrong."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise bad("checkpoint index", str(index), f"JSON with a weight_map ({error!r})") from error
-    for name in names:
-        if Path(name).name != name or not (directory / name).is_file():
-            raise bad("checkpoint index", name, f"a file in {directory}")
-    return [directory / name for name in names]
+        yield
+    except QuantizationError as error:
+        raise InvalidArgument(str(error)) from None

@@ -59,8 +59,6 @@ class DecoderConfig:
         architectures = declared.get("architectures") or []
         if not all(name.endswith("ForCausalLM") for name in architectures):
             raise bad("architectures", architectures, "a ...ForCausalLM class")
-        if declared.get("quantization_config"):
-            raise bad("quantization_config", declared["quantization_config"], "none: float32, float16 or bfloat16 weights")
         try:
             return cls.from_hugging_face(AutoConfig.from_pretrained(str(path), local_files_only=True))
         except (KeyError, TypeError) as error:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from quantization.checkpoints import detect, read_kv_scales
-from quantization.errors import QuantizationError
-from tritone.errors import InvalidArgument, bad
+from tritone.errors import bad
 from tritone.kernels.interface import key_factor, mixed_width
+from tritone.models.decoder.checkpoint import readable
 from tritone.models.decoder.config import DecoderConfig
 
 
@@ -37,12 +37,10 @@ def load_kv_scales(path: str | Path, config: DecoderConfig) -> Tensor:
         tensor: Tensor = where[name].get_tensor(name)
         return tensor
 
-    try:
+    with readable():
         scheme = detect(json.loads((Path(path) / "config.json").read_text(encoding="utf-8")))
         layers = range(config.layers)
         found = [read_kv_scales(f"model.layers.{n}", read, shapes, scheme, config.kv_heads) for n in layers]
-    except QuantizationError as error:
-        raise InvalidArgument(str(error)) from None
     scales = [torch.stack(pair) for pair in found if pair is not None]
     if not scales:
         return torch.ones(config.layers, 2, config.kv_heads)

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quantization.formats import ChannelInt8, Float8, GroupedInt4, Quantized
+from tritone.errors import bad
 from tritone.kernels import Kernels
 from tritone.kernels.quantized import QuantizedKernels, QuantizedWeight, quantized_kernels
 
@@ -38,54 +40,28 @@ class DenseLinear:
 
 
 class QuantizedLinear:
-    """INT4, INT8 or FP8 weights; made by one of its class methods, which ``tritone.kernels.quantized`` describes.
+    """INT4, INT8 or FP8 weights, as ``tritone.kernels.quantized`` multiplies them.
 
     ``integers`` rounds activations to INT8, row by row, and multiplies integers; otherwise, and always with FP8, activations
-    stay as they are.
+    stay as they are. Raises ``InvalidArgument`` for NVFP4, which no kernel multiplies.
     """
 
-    def __init__(self, kernels: QuantizedKernels, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
-        self._kernels = kernels
-        self._weight = weight
+    def __init__(self, kernels: Kernels, weight: Quantized, bias: Tensor | None = None, integers: bool = True) -> None:
+        self._kernels = quantized_kernels(kernels)
+        self._weight = _packed(self._kernels, weight, integers)
         self._bias = bias
-        self.out_features, self.in_features = weight.out_features, weight.in_features
-        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
-
-    @classmethod
-    def int4(
-        cls,
-        kernels: Kernels,
-        codes: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None,
-        group: int,
-        bias: Tensor | None = None,
-        integers: bool = True,
-    ) -> QuantizedLinear:
-        """``(code - zero) * scale``: codes uint8 [N, K], scales [N, G], zeros uint8 [N, G] or None for 8."""
-        own = quantized_kernels(kernels)
-        return cls(own, own.pack_int4(codes, scales, zeros, group, integers), bias)
-
-    @classmethod
-    def int8(
-        cls, kernels: Kernels, codes: Tensor, scales: Tensor, bias: Tensor | None = None, integers: bool = True
-    ) -> QuantizedLinear:
-        """``code * scale``: codes int8 [N, K], scales [N]."""
-        own = quantized_kernels(kernels)
-        return cls(own, own.pack_int8(codes, scales, integers), bias)
-
-    @classmethod
-    def float8(
-        cls,
-        kernels: Kernels,
-        codes: Tensor,
-        scales: Tensor,
-        block: tuple[int, int] | None = None,
-        bias: Tensor | None = None,
-    ) -> QuantizedLinear:
-        """``code * scale``: codes float8_e4m3fn [N, K], scales [N], or one for each block (rows, columns)."""
-        own = quantized_kernels(kernels)
-        return cls(own, own.pack_float8(codes, scales, block), bias)
+        self.out_features, self.in_features = weight.shape
+        self.nbytes = self._weight.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.linear(x, self._weight, self._bias)
+
+
+def _packed(kernels: QuantizedKernels, weight: Quantized, integers: bool) -> QuantizedWeight:
+    if isinstance(weight, GroupedInt4):
+        return kernels.pack_int4(weight.codes, weight.scales, weight.zeros, weight.group, integers)
+    if isinstance(weight, ChannelInt8):
+        return kernels.pack_int8(weight.codes, weight.scales, integers)
+    if isinstance(weight, Float8):
+        return kernels.pack_float8(weight.codes, weight.scales, weight.block)
+    raise bad("weights", "nvfp4", "fp8, int8, int4 (nvfp4 can be evaluated, or loaded with weights bf16)")

@@ -1,0 +1,1 @@
+"""Times precisions on this machine, and chooses between them."""
