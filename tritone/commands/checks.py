@@ -122,7 +122,7 @@ def _compiler(deployment: Deployment) -> Check:
     for name in [*names, *COMPILERS]:
         if path := shutil.which(name):
             return Check("compiler", "ok", path)
-    return Check("compiler", "note", "no C compiler: the slower torch kernels are used", "`apt-get install gcc libc6-dev`")
+    return Check("compiler", "note", "no C compiler: slower kernels, and a stage that dies takes the server with it", "`apt-get install gcc libc6-dev`")
 
 
 def _shared_memory(deployment: Deployment) -> Check:
