@@ -122,7 +122,8 @@ def _compiler(deployment: Deployment) -> Check:
     for name in [*names, *COMPILERS]:
         if path := shutil.which(name):
             return Check("compiler", "ok", path)
-    return Check("compiler", "note", "no C compiler: slower kernels, and a stage that dies takes the server with it", "`apt-get install gcc libc6-dev`")
+    detail = "no C compiler: slower kernels, and a stage that dies takes the server with it"
+    return Check("compiler", "note", detail, "`apt-get install gcc libc6-dev`")
 
 
 def _shared_memory(deployment: Deployment) -> Check:
