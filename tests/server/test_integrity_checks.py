@@ -49,8 +49,9 @@ def test_faults_end_their_carriers_and_nobody_else(server: Server, unharmed: Non
     wait_idle(server)
     after = report(server)["mismatches"]
     found = {kind: after[kind] - before[kind] for kind in after}
-    # The audit may see the flipped byte too, while prefill keeps its page.
+    # A sweep of the audit may come by while a page is damaged, and see it too.
     assert found.pop("content") >= 1
+    assert found.pop("table") <= 1
     assert {kind: count for kind, count in found.items() if count} == {
         "stale_tag": 2, "page_table": 1, "out_of_range": 1, "transfer": 2
     }

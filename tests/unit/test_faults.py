@@ -94,8 +94,9 @@ def test_the_report_counts_what_was_found(cascade: Cascade) -> None:
     wait_until(cascade.idle)
     after = cascade.integrity.report()["mismatches"]
     found = {kind: count - before[kind] for kind, count in after.items() if count != before[kind]}
-    # The audit sees the flipped byte too, if it looks while prefill still keeps the page.
+    # A sweep of the audit may come by while a page is damaged, and see it too.
     assert found.pop("content") >= 1
+    assert found.pop("table", 0) <= 1
     assert found == {"stale_tag": 2, "page_table": 1, "out_of_range": 1, "transfer": 2}
 
 
