@@ -41,10 +41,10 @@ lint: $(VENV)/test.stamp ## style and types
 
 bench-%: $(VENV)/test.stamp ## a benchmark, perf/bench_X.py; QUICK=1 for a short one
 	@test -f perf/bench_$*.py || { echo "no such benchmark; there are:" $$(ls perf/bench_*.py 2>/dev/null | sed -E 's/.*bench_(.*)\.py/\1/'); exit 2; }
-	@$(BIN)/python -m perf.bench_$* $(if $(QUICK),--quick)
+	@$(BIN)/python -m perf.bench_$* $(if $(QUICK),--quick) $(ARGS)
 
 evaluate: $(VENV)/test.stamp ## what each precision costs in accuracy, on real text and tasks; about 15 minutes
-	@$(BIN)/tritone evaluate $(ARGS)
+	@$(BIN)/tritone evaluate $(if $(QUICK),--quick) $(ARGS)
 
 soak: $(VENV)/test.stamp ## a long run with many clients; QUICK=1 for a short one
 	@$(BIN)/python -m perf.soak $(if $(QUICK),--quick)

@@ -87,7 +87,12 @@ def test_ten_thousand_hand_overs_of_which_a_tenth_is_aborted(tmp_path: Path, mon
                 gc.collect()
                 settled = psutil.Process().memory_info().rss
         wait_until(cascade.idle, 10)
-        wait_until(lambda: held(cascade) == before, 5)
+        # A file that a stage looks at for the first time stays open: a few more descriptors, not one for each hand-over.
+        allowed = before | {"descriptors": before["descriptors"] + 8}
+        deadline = time.monotonic() + 5
+        while left := {name: (count, allowed[name]) for name, count in held(cascade).items() if count > allowed[name]}:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
         gc.collect()
         assert aborted > HAND_OVERS * 0.08 and finished >= HAND_OVERS - aborted
         # 8,000 more, 800 of them aborted: a leak of one page or message each would be many times this.
