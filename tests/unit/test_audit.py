@@ -109,10 +109,14 @@ def test_a_lease_that_its_owner_never_collects(bench: Bench) -> None:
     assert bench.found() == {"table": 1}
 
 
-def test_a_restarted_owner_is_no_fault(bench: Bench) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_restarted_owner_is_no_fault(bench: Bench, asked: bool) -> None:
+    """Also when its ledger is read before the next sweep."""
     bench.pool.allocate(5)
     assert bench.found() == {}
     bench.start_owner()
+    if asked:
+        bench.auditor.report()
     bench.pool.allocate(1)
     assert bench.found() == {}
     bench.ledger.checked(3)

@@ -62,9 +62,7 @@ class PoolAudit:
 
     def sweep(self, now: float) -> None:
         """Compare everything once; what is wrong is counted in :attr:`found` and logged. ``now`` in monotonic seconds."""
-        if self._map():
-            self._tags = np.zeros(0, np.uint64)
-            self._leases = {}
+        self._map()
         view = self._view
         if view is None:
             return
@@ -72,16 +70,19 @@ class PoolAudit:
         self._sweep_leases(view, now)
         self._sweep_content(view)
 
-    def _map(self) -> bool:
-        """Map the pool as its owner made it last; True if that is another one than before."""
+    def _map(self) -> None:
+        """Map the pool as its owner made it last. What was seen of an earlier one says nothing about it."""
         try:
             if self._view is not None and self._view.is_current():
-                return False
+                return
+            self._tags = np.zeros(0, np.uint64)
+            self._leases = {}
+            self._next_content = 0
+            self._known_bad = set()
             self._view = PoolView(self._directory, self.name)
             self._ledger = Ledger(self._directory, self.name) if self._has_ledger else None
         except FileNotFoundError:
             self._view = self._ledger = None
-        return True
 
     def _sweep_tags(self, view: PoolView) -> None:
         """A tag is given out once, so no two blocks ever carry the same, and it only grows."""

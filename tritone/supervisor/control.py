@@ -25,8 +25,12 @@ def ask(address: str, method: str, path: str, timeout: float) -> tuple[int, str]
 
 def is_ready(address: str) -> bool:
     """Whether the server says that it and all its models are ready."""
+    return answers(address, "/v2/health/ready")
+
+
+def answers(address: str, path: str) -> bool:
     try:
-        return ask(address, "GET", "/v2/health/ready", 5)[0] == 200
+        return ask(address, "GET", path, 5)[0] == 200
     except (OSError, http.client.HTTPException):
         return False
 

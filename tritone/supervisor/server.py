@@ -171,7 +171,8 @@ class Server:
         """Returns once the server and all its models are ready; raises StartError when it ends or time runs out."""
         assert self._child is not None and self.log is not None
         deadline = time.monotonic() + timeout
-        while not self.is_ready():
+        # The page of metrics is the last to come.
+        while not (self.is_ready() and control.answers(self._metrics_address, "/metrics")):
             code = self._child.wait(POLL_SECONDS)
             if code is not None:
                 raise StartError(f"the server did not start:\n{failure_reason(self.log)}\nits log: {self.log}")
