@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import threading
 import time
@@ -23,7 +22,6 @@ from tests.server.helpers import (
     wait_idle,
     wait_until,
 )
-from tests.server.reference import prose
 from tritone.supervisor import Server
 from tritone.supervisor.control import ask as http
 from tritone.supervisor.status import read_statuses
@@ -155,23 +153,6 @@ def test_a_killed_stage(server: Server, unharmed: None, story: str, stage: str) 
     now = {name: process.pid for name, process in stage_processes(server).items()}
     assert now.pop(stage) != victim.pid
     assert now == others, "no other stage was touched"
-
-
-def test_a_stage_without_memory_ends_and_comes_back(server: Server, unharmed: None) -> None:
-    """No more address space than it has; the buffers of long prompts then cannot be had."""
-    prefill = stage_processes(server)["prefill"]
-    deaths = status_of(server, "prefill")["deaths"]
-    limit = prefill.memory_info().vms
-    resource.prlimit(prefill.pid, resource.RLIMIT_AS, (limit, limit))
-    requests = [Request(server, "chat", prose(seed, 110), **{**OPTIONS, **fresh()}) for seed in range(8)]
-    ends = [request.finish(timeout=30).end for request in requests]
-    wait_until(lambda: status_of(server, "prefill")["deaths"] == deaths + 1, "the stage ended")
-    failed = [end for end in ends if end.kind == "error"]
-    assert failed and {end.info["code"] for end in failed} == {"UNAVAILABLE"}
-    # Usually "out of memory"; what is not Python's may also crash.
-    print(status_of(server, "prefill")["reason"])
-    wait_until(server.is_ready, "ready again", READY_SECONDS)
-    assert ask(server, "chat", STORY, **OPTIONS).end.kind == "end"
 
 
 def test_four_times_as_many_requests_as_fit_all_end(server: Server, unharmed: None) -> None:

@@ -320,3 +320,20 @@ def test_logprobs_reach_the_output() -> None:
     assert output.info.logprob <= 0
     assert len(output.info.top) == 2
     assert output.info.top[0][0] == output.info.token
+
+
+@pytest.mark.parametrize("part", ["model", "import"])
+def test_memory_that_cannot_be_had_is_raised(part: str) -> None:
+    """What drives the engine ends the process with it; an answer made with what is left would not be trusted."""
+    bench = Bench(8)
+
+    def huge(*_: object) -> None:
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    if part == "model":
+        bench.add(1, [1, 2, 3], 4)
+        bench.model.fail = huge
+    else:
+        bench.add(1, [1, 2, 3], 4, imported=2, import_kv=huge)
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        bench.engine.step()
