@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from perf.common import Bar, Spread, finish, interleave, is_quick, ratios
-from tritone.checkpoints import default_cache
+from perf.common import Bar, Spread, demo_deployment, finish, interleave, is_quick, ratios
 from tritone.client import Client
 from tritone.deployment import Deployment
 from tritone.engine.engine import Engine
@@ -33,7 +32,7 @@ from tritone.models.decoder import Decoder, DenseLinear
 from tritone.options import Sampling
 from tritone.sizes import required_shared_memory
 from tritone.stages.build import build_engine
-from tritone.supervisor import Server, resolve_deployment
+from tritone.supervisor import Server
 
 BATCHES = (1, 8, 32)
 PROMPT = 128
@@ -261,12 +260,8 @@ def show(results: dict[str, Any]) -> None:
 
 def main() -> None:
     quick = is_quick()
-    deployment = resolve_deployment(Deployment.load(Path("deployments/demo-cpu.yaml")), default_cache())
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     # The same prompts come again and again; all of them shall be computed.
-    deployment = deployment.model_copy(
-        update={"server": deployment.server.model_copy(update=ports), "prefix_cache": False}
-    )
+    deployment = demo_deployment(prefix_cache=False)
     part = deployment.decode
     directory = Path(tempfile.mkdtemp(prefix="bench-decode-", dir="/dev/shm"))
     try:

@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from perf.common import Bar, Spread, finish, is_quick, ratios
-from tritone.checkpoints import default_cache
+from perf.common import Bar, Spread, demo_deployment, finish, is_quick, ratios
 from tritone.client import Client
 from tritone.deployment import Deployment
 from tritone.engine.engine import Engine
@@ -33,7 +32,7 @@ from tritone.options import Sampling
 from tritone.sizes import required_shared_memory
 from tritone.stages.build import build_engine
 from tritone.stages.saved import saver
-from tritone.supervisor import Server, resolve_deployment
+from tritone.supervisor import Server
 
 STREAMS = 4
 LONG_PROMPT = 4096
@@ -194,11 +193,7 @@ def show(results: dict[str, Any]) -> None:
 
 def main() -> None:
     quick = is_quick()
-    deployment = resolve_deployment(Deployment.load(Path("deployments/demo-cpu.yaml")), default_cache())
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    deployment = deployment.model_copy(
-        update={"server": deployment.server.model_copy(update=ports), "voice": None}
-    )
+    deployment = demo_deployment(voice=None)
     results: dict[str, Any] = {"checkpoint": deployment.name, "decode": deployment.decode.model_dump()}
     with Server(deployment, shared_memory=required_shared_memory) as server:
         results["streams"] = beside_a_long_prompt(server, 2 if quick else 7)

@@ -25,16 +25,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from perf.common import Bar, Spread, finish, interleave, is_quick, ratios
-from tritone.checkpoints import default_cache
-from tritone.deployment import Deployment
+from perf.common import Bar, Spread, demo_deployment, finish, interleave, is_quick, ratios
 from tritone.engine.engine import Engine
 from tritone.engine.sequence import Sequence
 from tritone.integrity import IntegrityError, Ledger, NoTracker, Tracker
 from tritone.options import Sampling
 from tritone.pools import BlockPool
 from tritone.stages.build import build_engine
-from tritone.supervisor import resolve_deployment
 
 CONTEXTS = (2048, 8192)
 LIMIT = 0.5
@@ -220,7 +217,7 @@ def main() -> None:
     quick = is_quick()
     # Batch, pairs, steps in a run.
     plan = ((1, 10, 8), (8, 10, 4)) if quick else ((1, 12, 16), (8, 10, 8), (32, 10, 5))
-    deployment = resolve_deployment(Deployment.load(Path("deployments/demo-cpu.yaml")), default_cache())
+    deployment = demo_deployment()
     part = deployment.decode.model_copy(
         update={"kv": "fp8", "pool_tokens": max(batch for batch, _, _ in plan) * (CONTEXTS[0] + CONTEXTS[1]) // 2 * 5 // 4
                 + CONTEXTS[1], "max_batch_tokens": 1024}

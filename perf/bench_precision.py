@@ -35,7 +35,8 @@ from perf.precision.plot import plot
 from perf.precision.random_checkpoint import LARGE, SHORT, make, parameters
 from perf.precision.show import show
 from perf.precision.sizes import FULL, QUICK, Sizes
-from tritone.checkpoints import default_cache, resolve_checkpoint
+from tritone.cache import default_cache
+from tritone.checkpoints import resolve_checkpoint
 from tritone.commands.launch import DEFAULT_DEPLOYMENT
 from tritone.commands.terminal import ProgressLine
 from tritone.deployment import Deployment

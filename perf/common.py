@@ -17,12 +17,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from tritone.cache import default_cache
+from tritone.deployment import Deployment
+from tritone.supervisor import resolve_deployment
+from tritone.supervisor.installation import PROJECT
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def is_quick() -> bool:
     """Whether the benchmark was started with ``--quick``."""
     return "--quick" in sys.argv
+
+
+def demo_deployment(**changes: Any) -> Deployment:
+    """The demo's deployment, resolved, with free ports and these fields changed."""
+    written = Deployment.load(PROJECT / "deployments" / "demo-cpu.yaml").model_dump()
+    server = written["server"] | {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return resolve_deployment(Deployment.parse(written | {"server": server} | changes, "benchmark"), default_cache())
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from perf.common import Bar, Spread, finish, is_quick
-from tritone.checkpoints import default_cache
+from perf.common import Bar, Spread, demo_deployment, finish, is_quick
 from tritone.client import Client, RequestError
-from tritone.deployment import Deployment
 from tritone.processes import SHARED_MEMORY, read_records
 from tritone.sizes import required_shared_memory
-from tritone.supervisor import Server, resolve_deployment
+from tritone.supervisor import Server
 from tritone.supervisor.control import ask
-from tritone.supervisor.installation import PROJECT
 
 CLIENTS = 12
 SECONDS, KILL_SECONDS = (30.0, 7.0) if is_quick() else (600.0, 20.0)
@@ -134,11 +131,7 @@ def resident(server: Server) -> int:
 
 
 def main() -> None:
-    written = Deployment.load(PROJECT / "deployments" / "demo-cpu.yaml").model_dump()
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    small = {"max_context": 2048, "server": ports}
-    small |= {stage: written[stage] | {"pool_tokens": 16384} for stage in ("prefill", "decode")}
-    deployment = resolve_deployment(Deployment.parse(written | small, "soak"), default_cache())
+    deployment = demo_deployment(max_context=2048, prefill={"pool_tokens": 16384}, decode={"pool_tokens": 16384})
     print(f"{CLIENTS} clients for {SECONDS:.0f} s, a stage killed every few seconds", flush=True)
     with Server(deployment, shared_memory=required_shared_memory) as server:
         with Client(server.grpc_url) as client:

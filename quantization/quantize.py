@@ -21,7 +21,6 @@ from quantization.files import INDEX, TensorFiles, Unit, units, write_json, writ
 from quantization.formats import NVFP4_BLOCK, Quantized
 from quantization.methods import awq, gptq, rtn
 from quantization.methods.settings import MethodSettings
-from quantization.precisions import WEIGHTS
 from quantization.rounding import group_width
 
 METHODS = {"int4": ("rtn", "awq", "gptq"), "int8": ("rtn", "gptq"), "fp8": ("rtn", "gptq"), "nvfp4": ("rtn", "gptq")}
@@ -51,7 +50,7 @@ class Settings:
     length: int = 512
 
     def __post_init__(self) -> None:
-        one_of("weights", self.weights, [name for name in WEIGHTS if name != "bf16"])
+        one_of("weights", self.weights, tuple(METHODS))
         one_of(f"method for {self.weights}", self.method, METHODS[self.weights])
         one_of("kv", self.kv, (None, "fp8"))
         one_of("kv_sharing", self.kv_sharing, KV_SHARING)

@@ -119,7 +119,7 @@ def fp8_scales(values: Tensor, scale_dtype: torch.dtype, search: bool = False) -
 
     A floating-point format loses nothing by a range that is twice as wide, but where its steps fall relative to the
     weights matters: of ten scales the one with the smallest squared error of each row is taken, which lowers the error by
-    9 to 15 % on SmolLM2's matrices. Rows longer than 1,024 are judged by every n-th column.
+    9 to 15 % on SmolLM2's matrices. Rows of 1,024 and more are judged by every n-th column.
     """
     smallest = values.abs().amax(1) / E4M3_MAX
     scales = _positive(smallest, scale_dtype)

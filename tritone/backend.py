@@ -95,9 +95,10 @@ def triton_error(pb_utils: Any, error: TritoneError) -> Any:
 class MetricsExporter:
     """Carries a stage's metrics to Triton's ``/metrics``, in a thread of its own (each call is a trip to the server)."""
 
-    def __init__(self, pb_utils: Any, metrics: Metrics, tick: Callable[[], None] | None = None) -> None:
+    def __init__(self, pb_utils: Any, metrics: Metrics, before: Callable[[], None]) -> None:
+        """``before`` is called before each export."""
         self._pb = pb_utils
-        self._tick = tick
+        self._before = before
         self._metrics = metrics
         self._families: dict[str, Any] = {}
         self._series: dict[Any, Any] = {}
@@ -112,11 +113,10 @@ class MetricsExporter:
 
     def _run(self) -> None:
         while not self._stop.wait(EXPORT_SECONDS):
-            if self._tick is not None:
-                try:
-                    self._tick()
-                except Exception:
-                    log.exception("tick")
+            try:
+                self._before()
+            except Exception:
+                log.exception("purge")
             self._export()
 
     def _export(self) -> None:
@@ -191,6 +191,9 @@ class StageModel:
         """One request. A plain stage returns its tensors; a decoupled one answers through a :class:`TritonReply`."""
         raise NotImplementedError
 
+    def purge(self) -> None:
+        """Forget what the stage holds of cancelled requests that Triton has dropped; called a few times a second."""
+
     def shut_down(self) -> None:
         """Stop the stage's threads."""
 
@@ -210,8 +213,7 @@ class StageModel:
         """Whether sessions may be under way that an earlier process of this stage knew."""
         self.metrics.count("tritone_stage_starts_total")
         self.start(self.metrics)
-        # Triton drops a cancelled request that waits before a stage: what earlier stages hold of it is purged here.
-        self._exporter = MetricsExporter(self.pb_utils, self.metrics, getattr(getattr(self, "work", None), "purge", None))
+        self._exporter = MetricsExporter(self.pb_utils, self.metrics, self.purge)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         responses = [self._one(request) for request in requests]

@@ -1,4 +1,4 @@
-"""The C compiler of this machine, and where what it makes is kept."""
+"""The C compiler of this machine, and what it has made."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tritone.cache import default_cache, made_whole
+
+LIBRARY = "library.so"
 
 
 class BuildError(RuntimeError):
     """Something could not be compiled; the message says what to install or shows the compiler's own words."""
 
 
-def cache_folder() -> Path:
-    """``$TRITONE_CACHE``, or ``tritone`` under the user's cache folder."""
-    chosen = os.environ.get("TRITONE_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(chosen or f"{base}/tritone").expanduser()
+def compiled(name: str, build: Callable[[Path], None]) -> Path:
+    """The shared library ``name``, a name made of everything that goes into it; ``build`` makes it as the file it is given,
+    once: a second process that wants it waits. Raises what ``build`` raises, and ``BuildError`` where the cache cannot be
+    written."""
+    folder = default_cache() / name
+    try:
+        if not folder.is_dir():
+            with made_whole(folder) as made:
+                if made is not None:
+                    build(made / LIBRARY)
+    except OSError as error:
+        raise BuildError(f"{folder.parent}: {error}; set TRITONE_CACHE to a folder that can be written") from error
+    return folder / LIBRARY
 
 
 def find_compiler() -> str:

@@ -25,15 +25,13 @@ RESOLVED = "deployment.json"
 DType = Literal["auto", "float32", "bfloat16"]
 WeightsType = Literal["auto", "bf16", "float32", "fp8", "int8", "int4"]
 KVType = Literal["auto", "bf16", "float32", "fp8"]
-
-
-DENSE_WEIGHTS: dict[str, DType] = {"bf16": "bfloat16", "float32": "float32"}
-"""The ``dtype`` of each ``weights`` that is not quantised."""
-
 Fault = Literal[
     "stale_tag", "swapped_pages", "freed_while_read", "flipped_byte", "out_of_range", "dropped_transfer", "slow_transfer",
     "prefill_dies", "decode_dies",
 ]
+
+DENSE_WEIGHTS: dict[str, DType] = {"bf16": "bfloat16", "float32": "float32"}
+"""The ``dtype`` of each ``weights`` that is not quantised."""
 
 
 class _Part(BaseModel):
@@ -68,7 +66,6 @@ class EngineStage(_Part):
     """Tokens computed in one step; a longer prompt is computed in chunks of this size."""
     max_queue: int = Field(default=1024, ge=1)
     """Requests that may wait; one more is refused with UNAVAILABLE."""
-
 
     @field_validator("group")
     @classmethod

@@ -24,3 +24,6 @@ class TritonPythonModel(StageModel):
 
     def handle(self, tensors, request):
         self.work.submit(Event.from_tensors(tensors), self.reply(request))
+
+    def purge(self):
+        self.work.purge()

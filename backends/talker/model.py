@@ -23,5 +23,8 @@ class TritonPythonModel(StageModel):
     def handle(self, tensors, request):
         self.work.submit(Event.from_tensors(tensors), self.reply(request))
 
+    def purge(self):
+        self.work.purge()
+
     def shut_down(self):
         self.work.stop()

@@ -21,7 +21,8 @@ import torch
 from perf.common import Spread, interleave, ratios
 from perf.precision.gguf_copy import write_q4_0
 from perf.precision.random_checkpoint import PEER, make
-from tritone.checkpoints import Progress, default_cache
+from tritone.cache import default_cache
+from tritone.checkpoints import Progress
 from tritone.engine.engine import Engine
 from tritone.engine.sequence import Sequence
 from tritone.measure.timing import GREEDY, check, prompt_of, step_seconds, tokens_needed

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from tritone.cache import made_whole
 from tritone.checkpoints import Progress
-from tritone.checkpoints.cache import made_whole
 from tritone.models.decoder import DecoderConfig
 from tritone.models.decoder.loading import linear_shapes, tensor_shapes
 

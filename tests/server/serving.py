@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tritone.checkpoints import default_cache
+from tritone.cache import default_cache
 from tritone.deployment import Deployment
 from tritone.supervisor import resolve_deployment
 

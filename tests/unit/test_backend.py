@@ -366,7 +366,7 @@ def test_the_record_of_a_stage_process(model: Callable[..., StageModel], tmp_pat
 @pytest.fixture
 def exporter() -> Iterator[tuple[Metrics, Callable[..., Any]]]:
     metrics = Metrics("decode")
-    made = MetricsExporter(FakeTriton, metrics)
+    made = MetricsExporter(FakeTriton, metrics, lambda: None)
 
     def series(name: str, **labels: str) -> Any:
         key = tuple(sorted({"stage": "decode", **labels}.items()))

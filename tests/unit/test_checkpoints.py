@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tritone.checkpoints import DEMO_CHECKPOINT, default_cache, is_prepared, resolve_checkpoint, resolve_voice, smollm2
-from tritone.checkpoints.cache import made_whole
+from tritone.cache import default_cache, made_whole
+from tritone.checkpoints import DEMO_CHECKPOINT, is_prepared, resolve_checkpoint, resolve_voice, smollm2
 from tritone.checkpoints.safetensors_writer import to_bfloat16, write_bfloat16
 from tritone.errors import TritoneError
 

@@ -209,11 +209,12 @@ def test_declared_scales_must_be_there(checkpoint: Path, model: Decoder, tmp_pat
 class Stages:
     """Prefill's pages, made by an engine, and a decode stage that takes them over."""
 
-    def __init__(self, model: Decoder, directory: Path, source: str, target: str) -> None:
+    def __init__(self, model: Decoder, directory: Path, source: str, target: str, ratio: float = 1.0) -> None:
+        """``ratio``: how much larger decode's scales are than prefill's."""
         torch.manual_seed(3)
         scales = torch.rand(LAYERS, 2, HEADS) * 0.01 + 0.001
         self.prefill_pool, self.prefill_kv = make_pool(directory, "prefill_pages", source, model.config, scales)
-        self.pool, self.kv = make_pool(directory, "decode_pages", target, model.config, scales)
+        self.pool, self.kv = make_pool(directory, "decode_pages", target, model.config, scales * ratio)
         self.prefill = make_engine(model, self.prefill_pool, self.prefill_kv)
         self.engine = make_engine(model, self.pool, self.kv)
         self.stage = DecodeStage(
@@ -271,6 +272,22 @@ def test_imported_pages_equal_those_quantised_locally(model: Decoder, tmp_path: 
                 assert torch.equal(held[page, ..., :count, :], expected.to(held.dtype))
         stages.engine.scheduler.remove(ours)
         assert stages.prefill_pool.collect() == 0 and stages.prefill_pool.leased == 0
+
+
+def test_pages_of_other_scales_are_converted_not_copied(model: Decoder, tmp_path: Path) -> None:
+    """Two checkpoints of one model may bring scales of their own. Those twice as large give
+    half the codes."""
+    stages = Stages(model, tmp_path, "fp8", "fp8", ratio=2.0)
+    ours, _, blocks = stages.hand_over(1, prompt(1, 2 * PAGE))
+    stages.engine._import(stages.engine.scheduler.schedule())
+    read, held = stages.prefill_kv, stages.kv
+    assert isinstance(read, QuantizedPages) and isinstance(held, QuantizedPages)
+    before = read.codes[blocks].float()
+    after = held.codes[ours.pages[: len(blocks)]].float()
+    assert not torch.equal(before, after)
+    exact = before.abs() >= 2.0**-5  # halving a smaller one may round: e4m3 has no smaller exponents
+    assert torch.equal(after[exact], before[exact] / 2)
+    assert float((after - before / 2).abs().max()) <= 2.0**-10
 
 
 def test_a_nan_in_prefills_pages_ends_that_request_alone(model: Decoder, tmp_path: Path) -> None:

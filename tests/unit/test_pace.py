@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.unit.cascade import ask, deployment, make_prefill
+from tests.unit.helpers import FakeReply
 from tritone.stages.pace import Pace
 
 
@@ -29,3 +33,22 @@ def test_it_follows_a_change() -> None:
     for _ in range(50):
         pace.add(100, 4.0)
     assert pace.seconds(100) == pytest.approx(4.0, rel=0.02)
+
+
+def test_a_prompt_that_would_wait_too_long_is_refused_at_once(tmp_path: Path) -> None:
+    """A stage that computes 10 tokens a second and has 21 of them to do: 2.1 s, where 2 are allowed."""
+    stage, _ = make_prefill(deployment(), tmp_path)
+    stage._loop.stop()  # nothing is computed
+    stage._max_wait_seconds = 2.0
+    stage._pace.add(100, 10.0)
+    replies = [FakeReply(), FakeReply()]
+    try:
+        for session, reply in enumerate(replies, 1):
+            stage.submit(ask(session), reply)
+            stage._loop._commands.popleft()()
+        failure = replies[1].wait()[-1].failure
+        assert (failure.kind, failure.code) == ("error", "UNAVAILABLE")
+        assert failure.message == "max_wait_seconds: about 2 s until this request's turn; allowed: 2; try again in 1 s"
+        assert not replies[0].closed and len(stage._jobs) == 1
+    finally:
+        stage.stop()

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.cascade import ask, deployment, make_decode
+from tests.unit.helpers import FakeReply
 from tests.unit.test_postprocess import Bench
-from tritone.pools import BlockPool
-from tritone.stages.speech import PURGE_SECONDS
+from tritone.messages import Prefilled
+from tritone.pools import BlockPool, CancelBoard
+from tritone.pools.board import PURGE_SECONDS
 
 
 def test_a_lease_can_be_taken_back_once_and_only_by_its_nonce(tmp_path: Path) -> None:
@@ -32,3 +35,25 @@ def test_only_cancelled_sessions_that_fell_silent_are_forgotten(tmp_path: Path, 
     now += PURGE_SECONDS + 60
     bench.stage.purge()
     assert set(bench.stage._sessions) == {2}
+
+
+def test_decode_forgets_announced_sessions_whose_hand_over_was_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("tritone.stages.decode.time.monotonic", lambda: now)
+    stage, _ = make_decode(deployment(), tmp_path)
+    stage._loop.stop()
+    board = CancelBoard(tmp_path)
+    try:
+        for session in (1, 2):
+            stage.submit(Prefilled(ask(session), session), FakeReply())
+        board.post(1)
+        stage.purge()
+        assert set(stage._announced) == {1, 2}
+        now += PURGE_SECONDS + 1
+        stage.submit(Prefilled(None, 2), FakeReply())
+        stage.purge()
+        assert set(stage._announced) == {2}
+    finally:
+        stage.stop()

@@ -12,7 +12,6 @@ import torch
 from quantization.e4m3 import check_scales, scales_from_amax, to_e4m3
 from quantization.errors import QuantizationError
 from quantization.formats import E2M1_VALUES, ChannelInt8, Float8, GroupedInt4, Quantized, split_rows, stack_rows
-from quantization.precisions import check_kv, check_weights
 from quantization.rounding import (
     PER_CHANNEL,
     nvfp4_divisor,
@@ -85,15 +84,6 @@ def test_scales_from_ranges() -> None:
     for wrong in (math.nan, math.inf, -1.0):
         with pytest.raises(QuantizationError, match="amax"):
             scales_from_amax(torch.tensor([wrong]))
-
-
-@pytest.mark.parametrize("name", ["fp8_e5m2", "fp8_e4m3", "int2", "", None])
-def test_unknown_precisions_are_refused_with_the_list(name: str) -> None:
-    with pytest.raises(QuantizationError, match="bf16, fp8$"):
-        check_kv(name)
-    with pytest.raises(QuantizationError, match="bf16, fp8, int8, int4, nvfp4$"):
-        check_weights(name)
-    assert check_kv("fp8") == check_weights("fp8") == "fp8"
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

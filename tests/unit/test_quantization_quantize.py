@@ -171,13 +171,15 @@ def test_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weights": "bf16"}, "weights: 'bf16'.*fp8, int8, int4, nvfp4"),
+        ({"weights": "bf16"}, "weights: 'bf16'.*int4, int8, fp8, nvfp4"),
         ({"weights": "int8", "method": "awq"}, "method for int8: 'awq'.*rtn, gptq"),
         ({"method": "smooth"}, "method for int4: 'smooth'.*rtn, awq, gptq"),
         ({"kv": "fp8_e5m2"}, "kv: 'fp8_e5m2'"),
         ({"kv_sharing": "page"}, "kv_sharing: 'page'"),
         ({"block": (32, 32)}, "block"),
         ({"samples": 0}, "samples"),
+        ({"weights": "fp8_e5m2"}, "weights: 'fp8_e5m2' .*int4, int8, fp8, nvfp4$"),
+        ({"kv": "fp8_e5m2"}, "kv: 'fp8_e5m2' .*None, fp8$"),
         ({"weights": "fp8", "symmetric": False}, "symmetric for fp8: False"),
     ],
 )

@@ -1,6 +1,5 @@
 """Where weights come from: a directory, the demo packages, or the Hugging Face hub. Each name becomes a directory once."""
 
-from tritone.checkpoints.cache import default_cache
 from tritone.checkpoints.progress import Progress
 from tritone.checkpoints.resolve import DEMO_CHECKPOINT, DEMO_VOICE, is_prepared, resolve_checkpoint, resolve_voice
 
@@ -8,7 +7,6 @@ __all__ = [
     "DEMO_CHECKPOINT",
     "DEMO_VOICE",
     "Progress",
-    "default_cache",
     "is_prepared",
     "resolve_checkpoint",
     "resolve_voice",

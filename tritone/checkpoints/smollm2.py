@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tritone.checkpoints.cache import made_whole
+from tritone.cache import made_whole
 from tritone.checkpoints.packages import package_directory
 from tritone.checkpoints.progress import Progress
 from tritone.checkpoints.safetensors_writer import write_bfloat16

@@ -15,7 +15,8 @@ from typing import Literal
 
 import psutil
 
-from tritone.checkpoints import default_cache, is_prepared
+from tritone.cache import default_cache
+from tritone.checkpoints import is_prepared
 from tritone.deployment import Deployment
 from tritone.errors import TritoneError
 from tritone.processes import SHARED_MEMORY

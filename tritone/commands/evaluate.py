@@ -6,7 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
-from tritone.checkpoints import DEMO_CHECKPOINT, default_cache, resolve_checkpoint
+from tritone.cache import default_cache
+from tritone.checkpoints import DEMO_CHECKPOINT, resolve_checkpoint
 from tritone.commands.terminal import ProgressLine, console
 from tritone.errors import bad
 

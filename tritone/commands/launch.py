@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from tritone.checkpoints import Progress, default_cache
+from tritone.cache import default_cache
+from tritone.checkpoints import Progress
 from tritone.commands.terminal import ProgressLine
 from tritone.deployment import Deployment
 from tritone.errors import bad

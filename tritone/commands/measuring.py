@@ -12,7 +12,7 @@ import yaml
 from rich.box import SIMPLE
 from rich.table import Table
 
-from tritone.checkpoints import default_cache
+from tritone.cache import default_cache
 from tritone.commands import launch
 from tritone.commands.terminal import ProgressLine, console
 from tritone.deployment import Deployment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tritone.checkpoints import default_cache
+from tritone.cache import default_cache
 from tritone.commands import launch
 from tritone.commands.terminal import ProgressLine, console
 from tritone.supervisor import resolve_deployment

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tritone.checkpoints import default_cache, resolve_checkpoint
+from tritone.cache import default_cache
+from tritone.checkpoints import resolve_checkpoint
 from tritone.commands.terminal import ProgressLine, console
 from tritone.errors import InvalidArgument
 

@@ -17,6 +17,10 @@ from tritone.pools import files
 WORDS = 1 << 16
 FILE = "cancelled.board"
 
+PURGE_SECONDS = 1.0
+"""Triton drops a cancelled request that waits between two stages. What a stage holds of a cancelled session that has been
+silent for so long will not be asked for any more."""
+
 
 class CancelBoard:
     def __init__(self, directory: Path) -> None:

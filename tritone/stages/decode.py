@@ -19,6 +19,7 @@ from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Event, Failure, GenerateRequest, Prefilled, TokenInfo, failure_event, start_event
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted, Views
+from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.answer import Answer
 from tritone.stages.hidden import HiddenWriter
 from tritone.stages.loop import EngineLoop
@@ -83,8 +84,8 @@ class DecodeStage:
         self._leases_looked = 0.0
         self._puller = Puller(engine, pages, views, self._faults, seconds=transfer_seconds, scales=prefill_scales)
         self._running: dict[int, tuple[_Running, Sequence]] = {}
-        self._announced: set[int] = set()
-        """Sessions whose start has left while prefill still works on them; used by the thread of submit alone."""
+        self._announced: dict[int, float] = {}
+        """Sessions whose start has left while prefill still works on them, and when their last message came."""
         self._outbox = Outbox("decode-out")
         self._loop = EngineLoop(self, "decode")
 
@@ -93,13 +94,15 @@ class DecodeStage:
         if reply.is_cancelled():
             self._board.post(prefilled.session)
         request = prefilled.request
-        if request is not None and request.session not in self._announced:
-            self._announced.add(request.session)
+        announced = prefilled.session in self._announced
+        if request is not None and not announced:
             self._outbox.put(reply, start_event(request))
+        if request is not None or announced:
+            self._announced[prefilled.session] = time.monotonic()
         if request is None or (prefilled.handoff is None and prefilled.failure is None):
             self._outbox.put(reply, Event(prefilled.session, "beat"), last=True)
             return
-        self._announced.discard(request.session)
+        self._announced.pop(request.session, None)
         if prefilled.handoff is None:
             assert prefilled.failure is not None
             self._outbox.put(reply, failure_event(request.session, prefilled.failure), last=True)
@@ -116,13 +119,20 @@ class DecodeStage:
             return
         self._loop.post(lambda: self._add(running, request, handoff.first))
 
+    def purge(self) -> None:
+        """Forget cancelled sessions whose hand-over will not come."""
+        now = time.monotonic()
+        for session, seen in list(self._announced.items()):
+            if now - seen > PURGE_SECONDS and self._board.is_cancelled(session):
+                self._announced.pop(session, None)
+
     def stop(self) -> None:
         self._loop.stop()
         self._outbox.stop()
 
     def _add(self, running: _Running, request: GenerateRequest, first: TokenInfo) -> None:
         if len(self._scheduler.waiting) >= self._max_queue:
-            message = f"decode: {self._max_queue} requests wait already; try again in 1 s"
+            message = f"decode.max_queue: {self._max_queue} requests wait already; try again in 1 s"
             self._fail(running, Failure("error", "UNAVAILABLE", message))
             return
         prompt = request.ids.tolist()

@@ -18,8 +18,8 @@ from tritone.messages import Event, Failure, Tensors, client_tensors, failure_ev
 from tritone.metrics import Metrics
 from tritone.options import Options
 from tritone.pools import CancelBoard, Views
+from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.reply import Reply
-from tritone.stages.speech import PURGE_SECONDS
 
 SAMPLE_RATE = 24_000
 

@@ -16,6 +16,7 @@ from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Failure, GenerateRequest, Handoff, Prefilled
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted
+from tritone.pools.board import PURGE_SECONDS
 from tritone.pools.pool import torch_view
 from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
@@ -25,7 +26,6 @@ from tritone.stages.reply import Reply
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.2
-PURGE_SECONDS = 1.0
 
 
 @dataclass
@@ -94,11 +94,11 @@ class PrefillStage:
         wait = self._pace.seconds(self._tokens_left())
         refused = ""
         if len(self._scheduler.waiting) >= self._max_queue:
-            refused = f"{self._max_queue} requests wait already"
+            refused = f"prefill.max_queue: {self._max_queue} requests wait already"
         elif wait > self._max_wait_seconds:
-            refused = f"it would take about {wait:.0f} s until this request's turn, more than {self._max_wait_seconds:g} s"
+            refused = f"max_wait_seconds: about {wait:.0f} s until this request's turn; allowed: {self._max_wait_seconds:g}"
         if refused:
-            message = f"prefill: {refused}; try again in {max(1, round(wait - self._max_wait_seconds / 2))} s"
+            message = f"{refused}; try again in {max(1, round(wait - self._max_wait_seconds / 2))} s"
             self._answer(job, failure=Failure("error", "UNAVAILABLE", message))
             return
         request = job.request

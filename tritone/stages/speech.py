@@ -16,13 +16,11 @@ from tritone.messages import Event, Failure, failure_event
 from tritone.metrics import Metrics
 from tritone.options import Options
 from tritone.pools import CancelBoard
+from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.fair import FairWorker
 from tritone.stages.reply import Reply
 
 log = logging.getLogger(__name__)
-
-PURGE_SECONDS = 1.0
-"""A cancelled session without an event for so long is forgotten: its end was dropped by Triton."""
 
 State = TypeVar("State")
 
@@ -123,7 +121,7 @@ class SpeechStage(ABC, Generic[State]):
 
     def _queue(self, event: Event, reply: Reply[Event]) -> None:
         if len(self._worker) >= self._max_queue and not event.terminal:
-            message = f"{self.name}: {self._max_queue} pieces of work wait already; try again in 1 s"
+            message = f"{self.name}.max_queue: {self._max_queue} pieces of work wait already; try again in 1 s"
             self._fail(event, reply, TritoneError(message, "UNAVAILABLE"))
             return
         self._worker.submit(event.session, lambda: self._run(event, reply))

@@ -9,11 +9,10 @@ import hashlib
 import os
 import platform
 import shlex
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tritone.compiler import cache_folder, compile_with, find_compiler
+from tritone.compiler import compile_with, compiled, find_compiler
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -27,14 +26,11 @@ def build_guard() -> Path:
     digest = hashlib.sha256(repr((compiler, FLAGS, platform.machine())).encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + source.read_bytes())
-    target = cache_folder() / f"guard-{digest.hexdigest()[:20]}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-            made = Path(scratch) / "guard.so"
-            compile_with([*shlex.split(compiler), *FLAGS, "-o", str(made), *map(str, sources), "-ldl", "-pthread"])
-            made.replace(target)
-    return target
+
+    def build(target: Path) -> None:
+        compile_with([*shlex.split(compiler), *FLAGS, "-o", str(target), *map(str, sources), "-ldl", "-pthread"])
+
+    return compiled(f"guard-{digest.hexdigest()[:20]}", build)
 
 
 class Guard:

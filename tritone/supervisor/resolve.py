@@ -31,7 +31,7 @@ def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress |
         part: EngineStage = getattr(deployment, name)
         own = checkpoint if part.checkpoint is None else resolve_checkpoint(part.checkpoint, cache, progress)
         _check_same_model(f"{name}.checkpoint", own, checkpoint)
-        stages[name] = _stage(part, own, size)
+        stages[name] = _stage(name, part, own, size)
     pools = (part.pool_tokens // size * size for part in stages.values())
     context = deployment.max_context or min(checkpoint_context(checkpoint), *pools)
     return Deployment.parse(
@@ -84,7 +84,7 @@ def has_bfloat16() -> bool:
     return bool(cpu_flags() & BFLOAT16_FLAGS)
 
 
-def _stage(stage: EngineStage, checkpoint: Path, page_size: int) -> EngineStage:
+def _stage(name: str, stage: EngineStage, checkpoint: Path, page_size: int) -> EngineStage:
     dtype = DENSE_WEIGHTS.get(stage.weights, stage.dtype)
     if dtype == "auto":
         dtype = "bfloat16" if has_bfloat16() else "float32"
@@ -93,7 +93,7 @@ def _stage(stage: EngineStage, checkpoint: Path, page_size: int) -> EngineStage:
     if stage.pool_bytes:
         tokens = stage.pool_bytes // (token_bytes(checkpoint, kv) * page_size) * page_size
         if not tokens:
-            raise bad("pool_bytes", stage.pool_bytes, f"at least {token_bytes(checkpoint, kv) * page_size}, one page")
+            raise bad(f"{name}.pool_bytes", stage.pool_bytes, f"at least {token_bytes(checkpoint, kv) * page_size}, one page")
     known = {"threads": stage.threads or usable_cores(), "dtype": dtype, "kv": kv, "pool_tokens": tokens, "pool_bytes": 0}
     return stage.model_copy(update=known | {"checkpoint": str(checkpoint.resolve())})
 

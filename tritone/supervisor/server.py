@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tritone.checkpoints import Progress, default_cache
+from tritone.cache import default_cache
+from tritone.checkpoints import Progress
 from tritone.checkpoints.progress import silent
 from tritone.compiler import BuildError
 from tritone.deployment import ENVIRONMENT, Deployment

@@ -11,9 +11,6 @@
      `unready NAME ...`   what is not ready now, instead of what was told before
      `drain`              refuse new requests */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,9 +19,9 @@
 #include <unistd.h>
 
 #include "guard.h"
+#include "real.h"
 
 #define BUCKETS 4096
-#define LINE 4096
 /* What a dead process had put into its queue may come this much later; then the factory's address may be used anew. */
 #define KEEP_SECONDS 2.0
 
@@ -38,71 +35,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Instance *instances;
 static Call *calls[BUCKETS];
 static Made *made[BUCKETS];
-static char unready[LINE];
-static bool draining;
 static __thread Call *current;
-
-/* -- the real functions -- */
-
-static void *real_backend(const char *name) {
-  static void *library;
-  if (library == NULL) {
-    const char *path = getenv("TRITONE_PYTHON_BACKEND");
-    library = path == NULL ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) {
-      fprintf(stderr, "tritone guard: %s cannot be loaded: %s\n", path, dlerror());
-      abort();
-    }
-  }
-  return dlsym(library, name);
-}
-
-#define NEXT(name, result, ...)                                                \
-  static result (*next_##name)(__VA_ARGS__);                                   \
-  if (next_##name == NULL) next_##name = (result(*)(__VA_ARGS__))dlsym(RTLD_NEXT, #name)
-#define BACKEND(name, result, ...)                                             \
-  static result (*next_##name)(__VA_ARGS__);                                   \
-  if (next_##name == NULL) next_##name = (result(*)(__VA_ARGS__))real_backend(#name)
-
-typedef TRITONSERVER_Error *Error;
-
-static Error response_new(TRITONBACKEND_Response **r, TRITONBACKEND_Request *q) {
-  NEXT(TRITONBACKEND_ResponseNew, Error, TRITONBACKEND_Response **, TRITONBACKEND_Request *);
-  return next_TRITONBACKEND_ResponseNew(r, q);
-}
-static Error response_new_from(TRITONBACKEND_Response **r, TRITONBACKEND_ResponseFactory *f) {
-  NEXT(TRITONBACKEND_ResponseNewFromFactory, Error, TRITONBACKEND_Response **, TRITONBACKEND_ResponseFactory *);
-  return next_TRITONBACKEND_ResponseNewFromFactory(r, f);
-}
-static Error response_send(TRITONBACKEND_Response *r, uint32_t flags, Error error) {
-  NEXT(TRITONBACKEND_ResponseSend, Error, TRITONBACKEND_Response *, const uint32_t, Error);
-  return next_TRITONBACKEND_ResponseSend(r, flags, error);
-}
-static Error response_delete(TRITONBACKEND_Response *r) {
-  NEXT(TRITONBACKEND_ResponseDelete, Error, TRITONBACKEND_Response *);
-  return next_TRITONBACKEND_ResponseDelete(r);
-}
-static Error factory_new(TRITONBACKEND_ResponseFactory **f, TRITONBACKEND_Request *q) {
-  NEXT(TRITONBACKEND_ResponseFactoryNew, Error, TRITONBACKEND_ResponseFactory **, TRITONBACKEND_Request *);
-  return next_TRITONBACKEND_ResponseFactoryNew(f, q);
-}
-static Error factory_flags(TRITONBACKEND_ResponseFactory *f, uint32_t flags) {
-  NEXT(TRITONBACKEND_ResponseFactorySendFlags, Error, TRITONBACKEND_ResponseFactory *, const uint32_t);
-  return next_TRITONBACKEND_ResponseFactorySendFlags(f, flags);
-}
-static Error factory_delete(TRITONBACKEND_ResponseFactory *f) {
-  NEXT(TRITONBACKEND_ResponseFactoryDelete, Error, TRITONBACKEND_ResponseFactory *);
-  return next_TRITONBACKEND_ResponseFactoryDelete(f);
-}
-static void error_delete(Error error) {
-  NEXT(TRITONSERVER_ErrorDelete, void, Error);
-  if (error != NULL) next_TRITONSERVER_ErrorDelete(error);
-}
-
-TRITONSERVER_Error *unavailable(const char *message) {
-  NEXT(TRITONSERVER_ErrorNew, Error, int, const char *);
-  return next_TRITONSERVER_ErrorNew(ERROR_UNAVAILABLE, message);
-}
 
 static double seconds(void) {
   struct timespec now;
@@ -181,23 +114,6 @@ void send_last_flag(Call *call) {
   call->finished = true;
 }
 
-bool add_output(TRITONBACKEND_Response *response, const char *name, int type, const int64_t *shape, int rank,
-                const void *data, uint64_t size) {
-  NEXT(TRITONBACKEND_ResponseOutput, Error, TRITONBACKEND_Response *, TRITONBACKEND_Output **, const char *, int,
-       const int64_t *, uint32_t);
-  NEXT(TRITONBACKEND_OutputBuffer, Error, TRITONBACKEND_Output *, void **, uint64_t, int *, int64_t *);
-  TRITONBACKEND_Output *output = NULL;
-  Error error = next_TRITONBACKEND_ResponseOutput(response, &output, name, type, shape, (uint32_t)rank);
-  void *buffer = NULL;
-  int memory = MEMORY_CPU;
-  int64_t device = 0;
-  if (error == NULL) error = next_TRITONBACKEND_OutputBuffer(output, &buffer, size, &memory, &device);
-  bool made_it = error == NULL && (memory != MEMORY_GPU || size == 0);
-  error_delete(error);
-  if (made_it && size > 0) memcpy(buffer, data, size);
-  return made_it;
-}
-
 /* -- the end of a process -- */
 
 static void end_call(Call *call) {
@@ -215,7 +131,7 @@ static void end_call(Call *call) {
   pthread_mutex_unlock(&lock);
 }
 
-static void end_model(const char *model) {
+void end_model(const char *model) {
   for (;;) {
     Call *found = NULL;
     pthread_mutex_lock(&lock);
@@ -238,7 +154,7 @@ static void end_model(const char *model) {
 }
 
 /* Deletes the factories of ended calls: they hold the model, which could not be unloaded. */
-static void sweep(void) {
+void sweep(void) {
   for (int number = 0; number < BUCKETS; number++) {
     for (;;) {
       pthread_mutex_lock(&lock);
@@ -254,86 +170,6 @@ static void sweep(void) {
       error_delete(factory_delete(factory));
     }
   }
-}
-
-static void obey(char *line) {
-  if (strncmp(line, "dead ", 5) == 0) {
-    end_model(line + 5);
-  } else if (strncmp(line, "unready", 7) == 0) {
-    pthread_mutex_lock(&lock);
-    snprintf(unready, sizeof unready, "%s ", line + 7);
-    pthread_mutex_unlock(&lock);
-  } else if (strcmp(line, "drain") == 0) {
-    draining = true;
-  }
-}
-
-static void *listen_to_supervisor(void *path) {
-  /* For writing too: it never ends when the supervisor's end is closed. */
-  int pipe = open(path, O_RDWR | O_CLOEXEC);
-  char text[LINE];
-  size_t held = 0;
-  while (pipe >= 0) {
-    struct pollfd watched = {pipe, POLLIN, 0};
-    if (poll(&watched, 1, 500) > 0) {
-      ssize_t got = read(pipe, text + held, sizeof text - 1 - held);
-      if (got <= 0) break;
-      held += (size_t)got;
-      text[held] = '\0';
-      char *line = text;
-      for (char *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        *end = '\0';
-        obey(line);
-      }
-      held = strlen(line);
-      memmove(text, line, held);
-      if (held == sizeof text - 1) held = 0;
-    }
-    sweep();
-  }
-  return NULL;
-}
-
-__attribute__((constructor)) static void start(void) {
-  const char *path = getenv("TRITONE_GUARD");
-  const char *other = getenv("TRITONE_PRELOAD");
-  if (path == NULL) return;
-  /* The stages' processes are started with this environment; they need no guard. */
-  if (other != NULL && *other != '\0') {
-    setenv("LD_PRELOAD", other, 1);
-  } else {
-    unsetenv("LD_PRELOAD");
-  }
-  char *copy = strdup(path);
-  unsetenv("TRITONE_GUARD");
-  pthread_t thread;
-  if (pthread_create(&thread, NULL, listen_to_supervisor, copy) == 0) pthread_detach(thread);
-}
-
-/* -- what tritonserver asks -- */
-
-static bool is_unready(const char *name) {
-  char word[128];
-  snprintf(word, sizeof word, " %s ", name);
-  pthread_mutex_lock(&lock);
-  bool found = strstr(unready, word) != NULL;
-  pthread_mutex_unlock(&lock);
-  return found;
-}
-
-EXPORT TRITONSERVER_Error *TRITONSERVER_ServerIsReady(TRITONSERVER_Server *server, bool *ready) {
-  NEXT(TRITONSERVER_ServerIsReady, Error, TRITONSERVER_Server *, bool *);
-  Error error = next_TRITONSERVER_ServerIsReady(server, ready);
-  if (error == NULL && (draining || strlen(unready) > 1)) *ready = false;
-  return error;
-}
-
-EXPORT TRITONSERVER_Error *TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server *server, const char *name,
-                                                           const int64_t version, bool *ready) {
-  NEXT(TRITONSERVER_ServerModelIsReady, Error, TRITONSERVER_Server *, const char *, const int64_t, bool *);
-  Error error = next_TRITONSERVER_ServerModelIsReady(server, name, version, ready);
-  if (error == NULL && is_unready(name)) *ready = false;
-  return error;
 }
 
 /* -- what the real python backend calls -- */
@@ -447,32 +283,6 @@ EXPORT TRITONSERVER_Error *TRITONBACKEND_ResponseSend(TRITONBACKEND_Response *re
 
 /* -- the backend that Triton loads -- */
 
-EXPORT TRITONSERVER_Error *TRITONBACKEND_Initialize(TRITONBACKEND_Backend *backend) {
-  BACKEND(TRITONBACKEND_Initialize, Error, TRITONBACKEND_Backend *);
-  return next_TRITONBACKEND_Initialize(backend);
-}
-
-EXPORT TRITONSERVER_Error *TRITONBACKEND_Finalize(TRITONBACKEND_Backend *backend) {
-  BACKEND(TRITONBACKEND_Finalize, Error, TRITONBACKEND_Backend *);
-  return next_TRITONBACKEND_Finalize(backend);
-}
-
-EXPORT TRITONSERVER_Error *TRITONBACKEND_GetBackendAttribute(TRITONBACKEND_Backend *backend,
-                                                             TRITONBACKEND_BackendAttribute *attribute) {
-  BACKEND(TRITONBACKEND_GetBackendAttribute, Error, TRITONBACKEND_Backend *, TRITONBACKEND_BackendAttribute *);
-  return next_TRITONBACKEND_GetBackendAttribute(backend, attribute);
-}
-
-EXPORT TRITONSERVER_Error *TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model *model) {
-  BACKEND(TRITONBACKEND_ModelInitialize, Error, TRITONBACKEND_Model *);
-  return next_TRITONBACKEND_ModelInitialize(model);
-}
-
-EXPORT TRITONSERVER_Error *TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model *model) {
-  BACKEND(TRITONBACKEND_ModelFinalize, Error, TRITONBACKEND_Model *);
-  return next_TRITONBACKEND_ModelFinalize(model);
-}
-
 EXPORT TRITONSERVER_Error *TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance *handle) {
   BACKEND(TRITONBACKEND_ModelInstanceInitialize, Error, TRITONBACKEND_ModelInstance *);
   NEXT(TRITONBACKEND_ModelInstanceModel, Error, TRITONBACKEND_ModelInstance *, TRITONBACKEND_Model **);
@@ -508,28 +318,6 @@ EXPORT TRITONSERVER_Error *TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_Mod
   return error;
 }
 
-/* The only element of a BYTES input as text, or null. */
-static char *copy_input(TRITONBACKEND_Request *request, const char *name, void *number) {
-  NEXT(TRITONBACKEND_RequestInput, Error, TRITONBACKEND_Request *, const char *, TRITONBACKEND_Input **);
-  NEXT(TRITONBACKEND_InputBuffer, Error, TRITONBACKEND_Input *, const uint32_t, const void **, uint64_t *, int *, int64_t *);
-  TRITONBACKEND_Input *input = NULL;
-  Error error = next_TRITONBACKEND_RequestInput(request, name, &input);
-  const void *data = NULL;
-  uint64_t size = 0;
-  int memory = MEMORY_CPU;
-  int64_t device = 0;
-  if (error == NULL) error = next_TRITONBACKEND_InputBuffer(input, 0, &data, &size, &memory, &device);
-  bool found = error == NULL && data != NULL && memory != MEMORY_GPU;
-  error_delete(error);
-  if (!found) return NULL;
-  if (number != NULL) {
-    if (size == sizeof(uint64_t)) memcpy(number, data, size);
-    return NULL;
-  }
-  if (size < sizeof(uint32_t)) return NULL;
-  return strndup((const char *)data + sizeof(uint32_t), size - sizeof(uint32_t));
-}
-
 EXPORT TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance *handle,
                                                               TRITONBACKEND_Request **requests, const uint32_t count) {
   BACKEND(TRITONBACKEND_ModelInstanceExecute, Error, TRITONBACKEND_ModelInstance *, TRITONBACKEND_Request **, const uint32_t);
@@ -548,7 +336,7 @@ EXPORT TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_Mode
   call->request_body = copy_input(requests[0], "request", NULL);
   call->handoff = copy_input(requests[0], "handoff", NULL);
   call->event = copy_input(requests[0], "event", NULL);
-  if (draining && strcmp(instance->model, "preprocess") == 0) {
+  if (is_draining() && strcmp(instance->model, "preprocess") == 0) {
     TRITONBACKEND_Response *response = new_response(call);
     const char *message = "UNAVAILABLE: the server is stopping and takes no new requests; try another, or again later";
     if (response != NULL) send_response(call, response, true, unavailable(message));

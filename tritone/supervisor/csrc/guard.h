@@ -33,9 +33,19 @@ void answer_call(Call *call);
 TRITONBACKEND_Response *new_response(Call *call);
 void send_response(Call *call, TRITONBACKEND_Response *response, bool last, TRITONSERVER_Error *error);
 void send_last_flag(Call *call);
+
+/* real.c: an error with Triton's code; an output of a response, false when Triton refuses. */
 TRITONSERVER_Error *unavailable(const char *message);
 bool add_output(TRITONBACKEND_Response *response, const char *name, int type, const int64_t *shape, int rank,
                 const void *data, uint64_t size);
+
+/* guard.c, for what the supervisor tells: `model`'s process has died; delete the factories of calls that were ended, which
+   hold the model, which could not be unloaded. */
+void end_model(const char *model);
+void sweep(void);
+
+/* supervisor.c: whether new requests are refused. */
+bool is_draining(void);
 
 /* board.c: the cancel board of the run directory. */
 bool is_cancelled(uint64_t session);

@@ -1,4 +1,4 @@
-"""Where prepared files lie."""
+"""Where lies what is made once: prepared checkpoints and voices, compiled libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ENVIRONMENT = "TRITONE_CACHE"
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[1]
 
 
 def default_cache() -> Path:
