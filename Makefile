@@ -10,9 +10,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 PIP_ARGS ?=
 QUICK ?=
-# Idle compute threads must not spin where the cores are few.
+# Idle compute threads spin for some microseconds only, where the cores are few.
 export OMP_WAIT_POLICY := PASSIVE
-export GOMP_SPINCOUNT := 0
+export GOMP_SPINCOUNT := 1000
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test lint soak clean doctor prepare evaluate

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -212,7 +213,11 @@ class StageModel:
         self.restarted = mark_started(self._run, self.stage)
         """Whether sessions may be under way that an earlier process of this stage knew."""
         self.metrics.count("tritone_stage_starts_total")
-        self.start(self.metrics)
+        # OpenMP keeps a team for each thread that computed. Where the teams together outnumber the cores, their idle members
+        # sleep at once, whatever GOMP_SPINCOUNT says, and each parallel part of a step waits for one to wake. So the thread
+        # that loads ends, and its team with it.
+        with ThreadPoolExecutor(1) as loading:
+            loading.submit(self.start, self.metrics).result()
         self._exporter = MetricsExporter(self.pb_utils, self.metrics, self.purge)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:

@@ -101,8 +101,14 @@ def test_awq_and_gptq_checkpoints_load_unmodified(method: str, dense: Path, tmp_
         load_decoder(tmp_path)
 
 
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """The nearest float32 of which the lower 16 bits are zero, ties to even."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
 def rounded(weight: torch.Tensor, weights: str, group: int) -> torch.Tensor:
-    """Round to nearest in numpy float32, from the formulas; dequantised."""
+    """Round to nearest in numpy float32, from the formulas, INT4 scales in bfloat16; dequantised."""
     values = weight.float().numpy()
     if weights == "int8":
         scales = np.abs(values).max(1, keepdims=True) / np.float32(127)
@@ -110,7 +116,7 @@ def rounded(weight: torch.Tensor, weights: str, group: int) -> torch.Tensor:
     whole = np.zeros_like(values)
     for begin in range(0, values.shape[1], group):
         part = values[:, begin : begin + group]
-        scales = np.abs(part).max(1, keepdims=True) / np.float32(7.5)
+        scales = bfloat16(np.abs(part).max(1, keepdims=True) / np.float32(7.5))
         whole[:, begin : begin + group] = (np.clip(np.rint(part / scales) + 8, 0, 15) - 8) * scales
     return torch.from_numpy(whole)
 

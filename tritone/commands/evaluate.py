@@ -35,9 +35,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # Before torch is loaded: idle compute threads must not spin where the cores are few.
+    # Before torch is loaded: idle compute threads must not spin for long where the cores are few.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # torch is slow to import; the other commands do without it.
     from quantization.files import write_json
     from tritone.evaluation.build import DEFAULT, QUICK, TASKS

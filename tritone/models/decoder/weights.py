@@ -84,7 +84,8 @@ class LinearReader:
             return weight
         with readable():
             if self._weights == "int4":
-                return quantize_int4(weight, self._group, name=name, pad=True)
+                # Scales of 16 bits: at groups of 64 they are 1/16 less to read than those of 32.
+                return quantize_int4(weight, self._group, scale_dtype=torch.bfloat16, name=name, pad=True)
             if self._weights == "int8":
                 return quantize_int8(weight, name=name)
             return quantize_fp8(weight, name=name, search=True)
