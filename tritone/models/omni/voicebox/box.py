@@ -63,7 +63,7 @@ class OmniVoiceBox(ABC):
     def oneshot(self, codes: Codes, seed: int = 0, voice: str | None = None) -> Float32Array:
         """A whole answer in one pass of the whole model, float32 [N * hop]: what the chunks of a stream add up to.
 
-        codes: integers [groups, N]. Raises ``InvalidArgument`` for codes out of range or an unknown voice.
+        codes: integers [N, groups]. Raises ``InvalidArgument`` for codes out of range or an unknown voice.
         """
         tensor, voice = self.checked(codes), self.known_voice(voice)
         if not tensor.shape[1]:
@@ -74,8 +74,8 @@ class OmniVoiceBox(ABC):
     def push_many(self, work: Sequence[tuple[OmniStream, Codes, bool]]) -> list[Float32Array]:
         """``stream.push(codes, last)`` for each, in order; nothing is computed if one of them is refused.
 
-        Sessions are computed one by one: convolutions of a batch of four have other bits than those of one, so what a user
-        hears would depend on who else speaks.
+        Sessions are computed one by one. A convolution of a batch of four has other bits than those of one, so what a user
+        hears would depend on who else speaks; and on a CPU a batch takes no less time by the frame once chunks have grown.
         """
         for _, codes, _ in work:
             self.checked(codes)
@@ -84,7 +84,7 @@ class OmniVoiceBox(ABC):
     def warm_up(self) -> None:
         """Runs every chunk size of both modes on made-up codes, so that no request pays for lazy initialisation."""
         for mode, plan in self.plans.items():
-            self.stream(mode).push(np.zeros((self.groups, plan.warm_frames()), np.int64), last=True)
+            self.stream(mode).push(np.zeros((plan.warm_frames(), self.groups), np.int64), last=True)
 
     def known_voice(self, voice: str | None) -> str | None:
         """``voice``, or the default for None. Raises ``InvalidArgument`` with the list of voices for another."""
@@ -95,16 +95,16 @@ class OmniVoiceBox(ABC):
         return voice
 
     def checked(self, codes: Codes) -> Tensor:
-        """The codes as int64 [groups, N] on the device. Raises ``InvalidArgument`` for another shape, dtype or range."""
-        if codes.ndim != 2 or codes.shape[0] != self.groups:
-            raise bad("codes", list(codes.shape), f"shape [{self.groups}, frames]")
+        """Codes [N, groups] as int64 [groups, N] on the device. Raises ``InvalidArgument`` for another shape, dtype or range."""
+        if codes.ndim != 2 or codes.shape[1] != self.groups:
+            raise bad("codes", list(codes.shape), f"shape [frames, {self.groups}]")
         if not np.issubdtype(codes.dtype, np.integer):
             raise bad("codes", str(codes.dtype), "integers")
         outside = np.argwhere((codes < 0) | (codes >= self.code_count))
         if len(outside):
-            group, frame = outside[0]
-            raise bad(f"codes[{group}, {frame}]", int(codes[group, frame]), f"0 to {self.code_count - 1}")
-        return torch.from_numpy(codes.astype(np.int64)).to(self.device)
+            frame, group = outside[0]
+            raise bad(f"codes[{frame}, {group}]", int(codes[frame, group]), f"0 to {self.code_count - 1}")
+        return torch.from_numpy(np.array(codes.T, np.int64, order="C")).to(self.device)
 
 
 class OmniStream:
@@ -121,7 +121,7 @@ class OmniStream:
         self._begin()
 
     def push(self, codes: Codes, last: bool) -> Float32Array:
-        """Adds integers [groups, N] and returns the samples that became certain, float32 [M], perhaps none.
+        """Adds integers [N, groups] and returns the samples that became certain, float32 [M], perhaps none.
 
         ``last`` ends the segment: what remains of it is returned, so that it has given frames x hop samples in all, and the
         next push begins another with noise of its own. An ended segment without a frame gives nothing and does not count.
