@@ -16,6 +16,7 @@ from tests.unit.omni_sound import Audio, assert_no_click, decibels, draw_codes, 
 from tritone.errors import InvalidArgument
 from tritone.models.omni.voicebox.box import OmniVoiceBox
 from tritone.models.omni.voicebox.loading import load_voicebox
+from tritone.models.omni.voicebox.plan import ChunkPlan
 
 GROUPS, CODEBOOK, HOP = 4, 64, 1920
 TRIMMED = 555
@@ -105,6 +106,14 @@ def test_first_chunk_is_small_and_grows(
     assert list(heard.values()) == [samples[0] * HOP - TRIMMED, *(size * HOP for size in samples[1:])]
 
 
+def test_plans(box: OmniVoiceBox) -> None:
+    latency, quality = box.plans["latency"], box.plans["quality"]
+    for plan, sizes in ((latency, [4, 3, 6, 12, 24]), (quality, [25, 24]), (ChunkPlan(12, 3, 1, 8), [48, 12, 24, 48, 96])):
+        assert [plan.frames(index) for index in range(len(sizes))] == sizes
+        assert plan.frames(len(sizes)) == plan.frames(1000) == sizes[-1]
+        assert plan.warm_frames() == sum(sizes), "each size once"
+
+
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 5, 7, 8])
 def test_short_answers(box: OmniVoiceBox, codes: Any, frames: int) -> None:
     for mode in ("latency", "quality"):
@@ -151,8 +160,11 @@ def test_bad_codes_are_refused_and_change_nothing(box: OmniVoiceBox, codes: Any)
     high, low = codes[:3].copy(), codes[:3].copy()
     high[2, 1], low[0, 3] = CODEBOOK, -1
     for wrong, message in (
-        (codes[:3].T, "codes"), (codes[:3, :2], r"shape \[frames, 4\]"), (codes[:3].astype(np.float32), "integers"),
-        (high, r"codes\[2, 1\].*64.*0 to 63"), (low, r"codes\[0, 3\].*-1"),
+        (codes[:3].T, "codes"),
+        (codes[:3, :2], r"shape \[frames, 4\]"),
+        (codes[:3].astype(np.float32), "integers"),
+        (high, r"codes\[2, 1\].*64.*0 to 63"),
+        (low, r"codes\[0, 3\].*-1"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             stream.push(wrong, last=True)
@@ -194,8 +206,10 @@ def test_only_the_vocoder_is_read(checkpoint: tuple[Path, Any], box: OmniVoiceBo
         ("[]", r"config\.json"),
         ('{"architectures": ["LlamaForCausalLM"]}', r"architectures.*Llama.*Qwen3OmniMoe.*Qwen2_5Omni"),
         ('{"architectures": ["Qwen3OmniMoeForConditionalGeneration"]}', "code2wav_config"),
-        ('{"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "code2wav_config": {"hidden_size": "wide"}}',
-         "code2wav_config"),
+        (
+            '{"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "code2wav_config": {"hidden_size": "wide"}}',
+            "code2wav_config",
+        ),
     ],
 )
 def test_other_configurations_are_refused(tmp_path: Path, config: str, message: str) -> None:

@@ -82,7 +82,7 @@ class OmniVoiceBox(ABC):
         return [stream.push(codes, last) for stream, codes, last in work]
 
     def warm_up(self) -> None:
-        """Runs every chunk size of both modes on made-up codes, so that no request pays for lazy initialisation."""
+        """Runs every size of chunk of both modes on made-up codes, so that no request pays for lazy initialisation."""
         for mode, plan in self.plans.items():
             self.stream(mode).push(np.zeros((plan.warm_frames(), self.groups), np.int64), last=True)
 
@@ -95,7 +95,7 @@ class OmniVoiceBox(ABC):
         return voice
 
     def checked(self, codes: Codes) -> Tensor:
-        """Codes [N, groups] as int64 [groups, N] on the device. Raises ``InvalidArgument`` for another shape, dtype or range."""
+        """Codes [N, groups] as int64 [groups, N] on the device. Raises ``InvalidArgument`` for other shapes, dtypes, values."""
         if codes.ndim != 2 or codes.shape[1] != self.groups:
             raise bad("codes", list(codes.shape), f"shape [frames, {self.groups}]")
         if not np.issubdtype(codes.dtype, np.integer):
@@ -118,7 +118,7 @@ class OmniStream:
         self._box, self._mode, self._seed, self._voice = box, mode, seed, voice
         self._plan = box.plans[mode]
         self._segments = 0
-        self._begin()
+        self._segment, self._codes, self._chunk = self._begin()
 
     def push(self, codes: Codes, last: bool) -> Float32Array:
         """Adds integers [N, groups] and returns the samples that became certain, float32 [M], perhaps none.
@@ -135,13 +135,13 @@ class OmniStream:
             if self._chunk or self._codes.shape[1]:
                 sound.append(self._compute(self._codes.shape[1], last=True))
                 self._segments += 1
-            self._begin()
+            self._segment, self._codes, self._chunk = self._begin()
         return np.concatenate(sound) if sound else silence(0)
 
-    def _begin(self) -> None:
-        self._segment = self._box.segment(self._mode, self._seed, self._segments, self._voice)
-        self._codes = torch.zeros((self._box.groups, 0), dtype=torch.int64, device=self._box.device)
-        self._chunk = 0
+    def _begin(self) -> tuple[Segment, Tensor, int]:
+        """A segment, no codes that wait for their chunk, and the index of its first chunk."""
+        segment = self._box.segment(self._mode, self._seed, self._segments, self._voice)
+        return segment, torch.zeros((self._box.groups, 0), dtype=torch.int64, device=self._box.device), 0
 
     def _compute(self, frames: int, last: bool) -> Float32Array:
         chunk, self._codes = self._codes[:, :frames], self._codes[:, frames:]

@@ -82,20 +82,19 @@ class _CausalSegment:
     def _next(self, block: Any, x: Tensor) -> Tensor:
         hidden = block.norm(self._causal(block.dwconv, x).permute(0, 2, 1))
         hidden = block.gamma * block.pwconv2(block.act(block.pwconv1(hidden)))
-        return x + hidden.permute(0, 2, 1)
+        mixed: Tensor = x + hidden.permute(0, 2, 1)
+        return mixed
 
     def _residual(self, unit: Any, x: Tensor) -> Tensor:
         return self._causal(unit.conv2, unit.act2(self._causal(unit.conv1, unit.act1(x)))) + x
 
     def _causal(self, module: Any, x: Tensor) -> Tensor:
         """[1, in, n] -> [1, out, n]; before the segment's begin are zeros."""
-        if module.padding == 0:
-            convolved: Tensor = module.conv(x)
-            return convolved
-        past = self._past.get(module)
-        x = F.pad(x, (module.padding, 0)) if past is None else torch.cat([past, x], dim=2)
-        self._past[module] = x[..., -module.padding :].clone()
-        convolved = module.conv(x)
+        if module.padding:
+            past = self._past.get(module)
+            x = F.pad(x, (module.padding, 0)) if past is None else torch.cat([past, x], dim=2)
+            self._past[module] = x[..., -module.padding :].clone()
+        convolved: Tensor = module.conv(x)
         return convolved
 
     def _transposed(self, module: Any, x: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ class Diffusion:
     def __init__(self, model: Any) -> None:
         from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
-        self._model, self._solver = model, RungeKutta4ODESolver
+        self._model: Any = model
+        self._solver: Any = RungeKutta4ODESolver
         times = torch.linspace(0, 1, STEPS, device=model.device)
         self._times = times + SWAY * (torch.cos(torch.pi / 2 * times) - 1 + times)
 

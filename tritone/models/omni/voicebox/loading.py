@@ -19,9 +19,7 @@ QWEN3 = "Qwen3OmniMoeForConditionalGeneration"
 QWEN25 = "Qwen2_5OmniForConditionalGeneration"
 
 
-def load_voicebox(
-    path: str | Path, device: str | torch.device = "cpu", progress: Progress | None = None
-) -> OmniVoiceBox:
+def load_voicebox(path: str | Path, device: str | torch.device = "cpu", progress: Progress | None = None) -> OmniVoiceBox:
     """The vocoder of a Qwen3-Omni or Qwen2.5-Omni checkpoint, in float32 whatever the files hold.
 
     ``progress`` gets (bytes done, bytes in all) of the vocoder's tensors. Raises ``InvalidArgument`` naming the field, file or
@@ -68,9 +66,7 @@ def _section(declared: dict[str, Any], name: str, cls: Any) -> Any:
         raise bad(name, section, f"what transformers takes ({error})") from error
 
 
-def _load(
-    directory: Path, prefix: str, cls: Any, config: Any, device: str | torch.device, progress: Progress | None
-) -> Any:
+def _load(directory: Path, prefix: str, cls: Any, config: Any, device: str | torch.device, progress: Progress | None) -> Any:
     model = cls._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     names = list(model.state_dict())
     shapes = {prefix + name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

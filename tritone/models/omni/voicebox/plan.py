@@ -28,8 +28,8 @@ class ChunkPlan:
         return min(self.first << min(index - 1, 16), self.largest) * self.unit
 
     def warm_frames(self) -> int:
-        """Frames of a stream that computes every size of this plan, and the largest with a whole past behind it."""
-        growing = 1
-        while self.frames(growing) < self.largest * self.unit:
-            growing += 1
-        return sum(self.frames(index) for index in range(growing + 3))
+        """Frames of a stream that computes a chunk of every size."""
+        largest = 1
+        while self.frames(largest) < self.largest * self.unit:
+            largest += 1
+        return sum(self.frames(index) for index in range(largest + 1))
