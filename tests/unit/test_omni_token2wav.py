@@ -73,9 +73,8 @@ def test_stream_is_the_whole_within_the_bound(pieces: tuple[str, list[Audio]], w
 
 def test_how_codes_were_pushed_changes_no_bit(box: Token2Wav, codes: Any, pieces: tuple[str, list[Audio]]) -> None:
     mode, parts = pieces
-    for sizes in ([FRAMES], [5, 0, 47, 20, 1]):
-        again = streamed(box.stream(mode, seed=7), codes, sizes)
-        np.testing.assert_array_equal(np.concatenate(again), np.concatenate(parts))
+    again = streamed(box.stream(mode, seed=7), codes, [5, 0, 47, 20, 1])
+    np.testing.assert_array_equal(np.concatenate(again), np.concatenate(parts))
 
 
 def test_first_chunk_is_small_and_grows(pieces: tuple[str, list[Audio]]) -> None:
@@ -89,7 +88,7 @@ def test_first_chunk_is_small_and_grows(pieces: tuple[str, list[Audio]]) -> None
     assert heard == expected[mode]
 
 
-@pytest.mark.parametrize("frames", [1, 5, 12, 13, 48, 49])
+@pytest.mark.parametrize("frames", [1, 12, 13, 48])
 def test_short_answers(box: Token2Wav, codes: Any, frames: int) -> None:
     sound = box.stream(seed=7).push(codes[:frames], last=True)
     assert len(sound) == frames * HOP and decibels(box.oneshot(codes[:frames], seed=7), sound) > BOUND["latency"]
@@ -114,10 +113,11 @@ def test_seeds_and_segments(box: Token2Wav, codes: Any) -> None:
 
 def test_neighbours_change_no_bit(box: Token2Wav, codes: Any) -> None:
     alone = np.concatenate(streamed(box.stream(seed=7), codes[:55], [50]))
-    streams = [box.stream("quality" if index == 2 else "latency", seed=7 + (index == 2)) for index in range(6)]
-    heads = box.push_many([(stream, codes[60:90] if index == 2 else codes[:50], False) for index, stream in enumerate(streams)])
+    other = box.stream("quality", seed=8)
+    streams = [box.stream(seed=7), other, box.stream(seed=7), box.stream(seed=7)]
+    heads = box.push_many([(stream, codes[60:90] if stream is other else codes[:50], False) for stream in streams])
     rests = box.push_many([(stream, codes[50:55], True) for stream in streams])
-    for index in (0, 1, 3, 4, 5):
+    for index in (0, 2, 3):
         np.testing.assert_array_equal(np.concatenate([heads[index], rests[index]]), alone)
     np.testing.assert_array_equal(box.stream(seed=7).push(codes[:55], last=True), alone)
 
