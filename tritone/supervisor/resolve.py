@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from tritone.checkpoints import Progress, resolve_checkpoint, resolve_voice
-from tritone.deployment import DENSE_WEIGHTS, Deployment, EngineStage
+from tritone.deployment import DENSE_WEIGHTS, OWN_VOICE, Deployment, EngineStage
 from tritone.errors import bad
 from tritone.sizes import token_bytes
 
@@ -23,6 +23,8 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress | None = None) -> Deployment:
     """Prepares checkpoint and voice (once, in ``cache``) and fills in what is automatic. Ports stay as they are: they
     are chosen at the start itself. Raises TritoneError when something cannot be had."""
+    if deployment.voice == OWN_VOICE:  # before a checkpoint of many gigabytes is fetched
+        raise bad("voice", deployment.voice, "a voice directory, demo:hibari or null; this one can only be planned (doctor --plan)")
     checkpoint = resolve_checkpoint(deployment.checkpoint, cache, progress)
     voice = None if deployment.voice is None else resolve_voice(deployment.voice, cache, progress)
     size = deployment.page_size
