@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     memory = _memory(arguments)
     if arguments.context is not None and arguments.context < 1:
         raise bad("--context", arguments.context, "at least 1")
+    if arguments.deployment != launch.DEFAULT_DEPLOYMENT:
+        raise bad("--deployment", str(arguments.deployment), "not together with --plan, which names the deployment itself")
     arguments.deployment = arguments.plan
     deployment = launch.read_deployment(arguments)
     cache = default_cache()
@@ -76,7 +78,9 @@ def _print(planned: Plan, deployment: Deployment, source: str) -> None:
     def line(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
-    line(f"{source}: {planned.model.architecture} in {planned.memory.text}; * is what the deployment says")
+    line(f"{source}: {planned.model.architecture} in {planned.memory.text}")
+    line("Tables: by weights, and by keys and values, what fits into a stage that gets all that the others leave; a session has")
+    line(f"{planned.context:,} tokens; * is what the deployment says.")
     for stage in planned.stages:
         line(f"\n{stage.name}: " + ", ".join(f"{part.name} {part.parameters:,} parameters" for part in stage.parts))
         if stage.kv_bytes:
@@ -85,7 +89,7 @@ def _print(planned: Plan, deployment: Deployment, source: str) -> None:
             line(f"  pool of {pool.name}: {pool.blocks:,} blocks of {pool.block_bytes:,} bytes, {shown(pool.nbytes)}")
         if stage.kv:
             held = planned.sessions(stage, tokens := _deployed_tokens(stage))
-            line(f"  it holds {tokens:,} tokens ({stage.kv}): {held:,} sessions of {planned.context:,}")
+            line(f"  its pages hold {tokens:,} tokens ({stage.kv}): {held:,} sessions")
         console.print(_table(planned, stage))
     line(f"in all: {shown(planned.nbytes)} of {shown(planned.memory.nbytes)}, {shown(planned.memory.nbytes - planned.nbytes)} left")
     if deployment.voice not in (None, OWN_VOICE):
@@ -93,15 +97,16 @@ def _print(planned: Plan, deployment: Deployment, source: str) -> None:
 
 
 def _table(planned: Plan, stage: Stage) -> Table:
-    """For each precision of the weights: what fits if the stage gets all that the others leave."""
+    """For each precision of the weights: what fits if the stage gets all that the others leave. At most 72 columns wide."""
     table = Table(box=SIMPLE, pad_edge=False)
-    table.add_column("")
-    for column in ("weights", "size", *(f"tokens {kv}" for kv in stage.kv_bytes), *(f"sessions {kv}" for kv in stage.kv_bytes)):
+    table.add_column("weights", no_wrap=True)
+    columns = [f"{what}\n{kv}" for what in ("tokens", "sessions") for kv in stage.kv_bytes]
+    for column in ("size", *columns):
         table.add_column(column, justify="right", no_wrap=True)
     for weights, size in stage.weight_bytes.items():
         fits = [planned.tokens(stage, weights, kv) for kv in stage.kv_bytes]
         counts = [f"{count:,}" for count in (*fits, *(planned.sessions(stage, tokens) for tokens in fits))]
-        table.add_row("*" if weights == stage.weights else "", weights, shown(size), *counts)
+        table.add_row(f"{'*' if weights == stage.weights else ' '} {weights}", shown(size), *counts)
     return table
 
 
