@@ -79,10 +79,13 @@ def _print(planned: Plan, deployment: Deployment, source: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
     line(f"{source}: {planned.model.architecture} in {planned.memory.text}")
-    line("Tables: by weights, and by keys and values, what fits into a stage that gets all that the others leave; a session has")
-    line(f"{planned.context:,} tokens; * is what the deployment says.")
+    line("Tables: what fits, by the precision of weights and of keys and values, into a")
+    line(f"stage that gets all that the others leave. A session has {planned.context:,} tokens.")
+    line("* is what the deployment says.")
     for stage in planned.stages:
-        line(f"\n{stage.name}: " + ", ".join(f"{part.name} {part.parameters:,} parameters" for part in stage.parts))
+        line(f"\n{stage.name}: {shown(stage.nbytes)}")
+        for part in stage.parts:
+            line(f"  {part.name}: {part.parameters:,} parameters")
         if stage.kv_bytes:
             line("  keys and values of a token: " + ", ".join(f"{kind} {size:,} bytes" for kind, size in stage.kv_bytes.items()))
         for pool in stage.pools:
