@@ -51,10 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     models = {
         name: read_model(find_checkpoint(checkpoint, cache))
         for name, checkpoint in (
-            ("model", deployment.checkpoint), ("prefill", deployment.prefill.checkpoint), ("decode", deployment.decode.checkpoint)
+            ("model", deployment.checkpoint),
+            ("prefill", deployment.prefill.checkpoint),
+            ("decode", deployment.decode.checkpoint),
         )
         if checkpoint is not None
-    }  # fmt: skip
+    }
     planned = plan(deployment, models.pop("model"), memory, arguments.context or 0, **models)
     if arguments.json:
         print(json.dumps(_as_json(planned), indent=2))
@@ -87,14 +89,16 @@ def _print(planned: Plan, deployment: Deployment, source: str) -> None:
         for part in stage.parts:
             line(f"  {part.name}: {part.parameters:,} parameters")
         if stage.kv_bytes:
-            line("  keys and values of a token: " + ", ".join(f"{kind} {size:,} bytes" for kind, size in stage.kv_bytes.items()))
+            sizes = ", ".join(f"{kind} {size:,} bytes" for kind, size in stage.kv_bytes.items())
+            line(f"  keys and values of a token: {sizes}")
         for pool in stage.pools:
             line(f"  pool of {pool.name}: {pool.blocks:,} blocks of {pool.block_bytes:,} bytes, {shown(pool.nbytes)}")
         if stage.kv:
             held = planned.sessions(stage, tokens := _deployed_tokens(stage))
             line(f"  its pages hold {tokens:,} tokens ({stage.kv}): {held:,} sessions")
         console.print(_table(planned, stage))
-    line(f"in all: {shown(planned.nbytes)} of {shown(planned.memory.nbytes)}, {shown(planned.memory.nbytes - planned.nbytes)} left")
+    left = planned.memory.nbytes - planned.nbytes
+    line(f"in all: {shown(planned.nbytes)} of {shown(planned.memory.nbytes)}" + (f", {shown(left)} left" if left >= 0 else ""))
     if deployment.voice not in (None, OWN_VOICE):
         line(f"not counted: the voice {deployment.voice}")
 
@@ -138,13 +142,17 @@ def _stage_as_json(planned: Plan, stage: Stage) -> dict[str, Any]:
     return {
         "name": stage.name,
         "parts": [
-            {"name": part.name, "parameters": part.parameters, "quantisable_parameters": part.quantisable} for part in stage.parts
+            {"name": part.name, "parameters": part.parameters, "quantisable_parameters": part.quantisable}
+            for part in stage.parts
         ],
         "weights": stage.weights,
         "weight_bytes": dict(stage.weight_bytes),
         "kv": stage.kv or None,
         "kv_bytes_per_token": dict(stage.kv_bytes),
-        "pools": [{"name": pool.name, "blocks": pool.blocks, "block_bytes": pool.block_bytes, "bytes": pool.nbytes} for pool in stage.pools],
+        "pools": [
+            {"name": pool.name, "blocks": pool.blocks, "block_bytes": pool.block_bytes, "bytes": pool.nbytes}
+            for pool in stage.pools
+        ],
         "pool_tokens": tokens,
         "pool_sessions": planned.sessions(stage, tokens),
         "tokens_that_fit": fits,

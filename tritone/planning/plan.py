@@ -105,7 +105,12 @@ class Plan:
 
 
 def plan(
-    deployment: Deployment, model: Model, memory: Memory, context: int = 0, prefill: Model | None = None, decode: Model | None = None
+    deployment: Deployment,
+    model: Model,
+    memory: Memory,
+    context: int = 0,
+    prefill: Model | None = None,
+    decode: Model | None = None,
 ) -> Plan:
     """``prefill`` and ``decode`` are the models of their own checkpoints, where they have some.
 
@@ -139,7 +144,8 @@ def _engine(name: str, deployment: Deployment, part: EngineStage, model: Model, 
     pages = part.pool_bytes // page if part.pool_bytes else part.pool_tokens // deployment.page_size
     pools = [Pool("pages", pages, page)]
     if deployment.voice:
-        pools.append(Pool("hidden states", deployment.talker.hidden_blocks, HIDDEN_ROWS * model.text.hidden * dense_bytes(dense)))
+        block = HIDDEN_ROWS * model.text.hidden * dense_bytes(dense)
+        pools.append(Pool("hidden states", deployment.talker.hidden_blocks, block))
     return Stage(
         name,
         parts,

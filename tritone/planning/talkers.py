@@ -11,9 +11,8 @@ def talker_3(prefix: str, config: Section) -> tuple[DecoderSizes, tuple[Part, ..
     """Qwen3-Omni: a decoder with shared experts, two projections, and the code predictor with an embedding and a head for
     each codebook but the first."""
     text = config.section("text_config")
-    sizes = DecoderSizes.read(
-        text, qkv_bias=text.flag("attention_bias"), output_bias=text.flag("attention_bias"), qk_norm=True, experts=True, shared=True
-    )
+    bias = text.flag("attention_bias")
+    sizes = DecoderSizes.read(text, qkv_bias=bias, output_bias=bias, qk_norm=True, experts=True, shared=True)
     thinker = config.number("thinker_hidden_size")
     # The projections' inner width is the one that a dense layer would have.
     inner = text.number("intermediate_size")
@@ -21,7 +20,8 @@ def talker_3(prefix: str, config: Section) -> tuple[DecoderSizes, tuple[Part, ..
     for name in ("text_projection", "hidden_projection"):
         projections += matrix(f"{prefix}{name}.linear_fc1", inner, thinker, bias=True)
         projections += matrix(f"{prefix}{name}.linear_fc2", sizes.hidden, inner, bias=True)
-    decoder = Part("talker", (*projections, *_ends(prefix, "codec_embedding", sizes, sizes.hidden), *layer_tensors(f"{prefix}model.", sizes)))
+    ends, layers = _ends(prefix, "codec_embedding", sizes, sizes.hidden), layer_tensors(f"{prefix}model.", sizes)
+    decoder = Part("talker", (*projections, *ends, *layers))
     return sizes, (decoder, _code_predictor(f"{prefix}code_predictor.", config.section("code_predictor_config")))
 
 

@@ -72,7 +72,9 @@ def dense_bytes(name: str) -> int:
     return ITEM_SIZES[KV_DTYPES[name]]
 
 
-def matrix(name: str, rows: int, columns: int, count: int = 1, *, bias: bool = False, quantisable: bool = False) -> list[Tensors]:
+def matrix(
+    name: str, rows: int, columns: int, count: int = 1, *, bias: bool = False, quantisable: bool = False
+) -> list[Tensors]:
     made = [Tensors(name, (rows, columns), count, quantisable)]
     return made + ([Tensors(f"{name}.bias", (rows,), count)] if bias else [])
 

@@ -27,7 +27,7 @@ def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress |
     """Prepares checkpoint and voice (once, in ``cache``) and fills in what is automatic. Ports stay as they are: they
     are chosen at the start itself. Raises TritoneError when something cannot be had."""
     if deployment.voice == OWN_VOICE:  # before a checkpoint of many gigabytes is fetched
-        raise bad("voice", deployment.voice, "a voice directory, demo:hibari or null; this one can only be planned (doctor --plan)")
+        raise bad("voice", deployment.voice, "a voice directory, demo:hibari or null; this one is only planned (doctor --plan)")
     checkpoint = resolve_checkpoint(deployment.checkpoint, cache, progress)
     _check_served(checkpoint)
     voice = None if deployment.voice is None else resolve_voice(deployment.voice, cache, progress)
