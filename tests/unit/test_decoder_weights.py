@@ -56,7 +56,7 @@ def test_a_quantised_checkpoint_gives_what_its_dequantised_weights_give(name: st
     expected = logits(written)
     for kernels in (default_kernels(), TorchKernels()):
         exact = load_decoder(written, torch.float32, kernels=kernels, integers=False)
-        assert isinstance(exact.layers[0].qkv, QuantizedLinear) and isinstance(exact.layers[0].down, QuantizedLinear)
+        assert isinstance(exact.layers[0].qkv, QuantizedLinear) and isinstance(exact.layers[0].mlp.down, QuantizedLinear)
         assert distance(run(exact), expected) < 1e-4
     assert distance(run(load_decoder(written, torch.float32)), expected) < 0.04
     assert distance(run(load_decoder(written, torch.bfloat16)), expected) < 0.06
@@ -129,7 +129,7 @@ def test_dense_weights_are_rounded_to_nearest_while_loading(weights: str, group:
     found = load_decoder(dense, torch.float32, weights=weights, group=asked, integers=False)
     assert distance(run(found), logits(dense, changed)) < 1e-4
     assert isinstance(found.head, DenseLinear)
-    assert found.layers[0].down.nbytes < load_decoder(dense, torch.float32).layers[0].down.nbytes / 2
+    assert found.layers[0].mlp.down.nbytes < load_decoder(dense, torch.float32).layers[0].mlp.down.nbytes / 2
 
 
 def test_fp8_made_while_loading_is_near_the_dense_weights(dense: Path) -> None:

@@ -101,6 +101,12 @@ class Checkpoint:
                 raise bad(f"tensor {name}", list(shape), "only the tensors that config.json implies")
 
 
+def tensor_names(directory: str | Path) -> set[str]:
+    """The names of all tensors of a checkpoint. Raises ``InvalidArgument`` for files that cannot be read."""
+    with readable(), TensorFiles.of(Path(directory)) as files:
+        return set(files.shapes)
+
+
 @contextmanager
 def readable() -> Iterator[None]:
     """What the quantisation library refuses is what the user of a checkpoint did wrong."""

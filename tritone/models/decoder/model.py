@@ -12,23 +12,23 @@ from tritone.kernels import KV, HeadNorm, Kernels, RopeTable
 from tritone.models.decoder.batch import Batch
 from tritone.models.decoder.config import DecoderConfig
 from tritone.models.decoder.linear import Linear
+from tritone.models.decoder.mlp import Mlp
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer; ``qkv`` and ``gate_up`` are fused in this order along their outputs."""
+    """Weights of one layer; ``qkv`` is fused in this order along its outputs."""
 
     input_norm: Tensor
     qkv: Linear
     head_norm: HeadNorm | None
     output: Linear
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
 
 
 class Decoder:
-    """A dense decoder in evaluation; ``load_decoder`` makes one.
+    """A decoder in evaluation; ``load_decoder`` makes one.
 
     Same weights, same tokens: the same bits, whatever else is in the batch and however a prompt is cut into chunks, with
     the native kernels.
@@ -80,7 +80,7 @@ class Decoder:
                 qkv[:, :heads], kv, index, batch.page_table, starts, batch.context_lens, scale
             ).view(tokens, -1)
             x, residual = kernels.add_rms_norm(layer.output(mixed), residual, layer.mlp_norm, eps)
-            x = layer.down(kernels.silu_mul(layer.gate_up(x)))
+            x = layer.mlp(x)
         return kernels.add_rms_norm(x, residual, self.final_norm, eps)[0]
 
     @torch.inference_mode()
