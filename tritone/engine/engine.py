@@ -57,12 +57,13 @@ class Engine:
             return outputs
         self.steps += 1
         try:
-            batch, last = self._batch(plan)
-            hidden = self.model.forward(batch, self.kv)
+            spans = self._spans(plan)
+            batch, last = self._batch(spans)
+            hidden = self._forward(batch, spans)
             ready = list(self.scheduler.computed(plan))
             if ready:
                 rows = hidden[[last[sequence.session] for sequence in ready]]
-                chosen = choose(self.model.logits(rows), ready)
+                chosen = self._choose(rows, ready)
         except Exception as error:  # whatever the model raises, its requests must end with it
             if is_out_of_memory(error):
                 raise
@@ -79,10 +80,19 @@ class Engine:
             outputs.append(Output(sequence, info, rows[row]))
         return outputs
 
+    def _forward(self, batch: Batch, spans: list[tuple[Sequence, int]]) -> torch.Tensor:
+        """Hidden states [T, hidden] of the new tokens, those of ``spans`` in order."""
+        return self.model.forward(batch, self.kv)
+
+    def _choose(self, hidden: torch.Tensor, ready: list[Sequence]) -> list[TokenInfo | TritoneError]:
+        """The next token of each of ``ready`` from its last hidden state, a row of ``hidden`` [N, hidden]."""
+        return choose(self.model.logits(hidden), ready)
+
     def _check(self, plan: Plan) -> list[Output]:
         """End the sequences whose pages are not what they took: before an import writes into them, and before any token of
         this step."""
-        faults = self.scheduler.tracker.check([*plan.decodes, *(sequence for sequence, _ in plan.chunks)])
+        planned = [*plan.decodes, *(sequence for sequence, _ in plan.chunks), *plan.imports]
+        faults = self.scheduler.tracker.check(list(dict.fromkeys(planned)))
         failed = [self._fail(sequence, error) for sequence, error in faults]
         self._leave_out(plan, failed)
         return failed
@@ -113,11 +123,16 @@ class Engine:
         self.scheduler.remove(sequence)
         return Output(sequence, error=error)
 
-    def _batch(self, plan: Plan) -> tuple[Batch, dict[int, int]]:
-        """The step as one flat batch (single-token sequences first), and each session's last row."""
+    @staticmethod
+    def _spans(plan: Plan) -> list[tuple[Sequence, int]]:
+        """Who computes how many tokens, in the batch's order: single-token sequences first."""
         spans = [(s, 1) for s in plan.decodes]
         # A chunk of one token (the budget's rest) is a single-token sequence to the model.
-        spans += [(s, n) for s, n in plan.chunks if n == 1] + [(s, n) for s, n in plan.chunks if n > 1]
+        return spans + [(s, n) for s, n in plan.chunks if n == 1] + [(s, n) for s, n in plan.chunks if n > 1]
+
+    @staticmethod
+    def _batch(spans: list[tuple[Sequence, int]]) -> tuple[Batch, dict[int, int]]:
+        """The step as one flat batch, and each session's last row."""
         tokens: list[int] = []
         positions: list[int] = []
         starts = [0]

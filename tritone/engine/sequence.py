@@ -47,8 +47,18 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def due(self) -> bool:
+        """Whether the next token is to be chosen now that all tokens are computed."""
+        return self.pending == 0
+
+    @property
     def answer_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def seen(self) -> set[int]:
+        """The ids that the repetition penalty is about."""
+        return set(self.tokens)
 
     def drop_import(self) -> None:
         """The KV to import is gone: all tokens are computed here."""
