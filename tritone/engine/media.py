@@ -27,9 +27,10 @@ def media_key(prompt: MediaPrompt) -> MediaKey | None:
     for name, indexes in (("places", places), ("visual", visual)):
         if len(indexes) and (indexes[0] < 0 or indexes[-1] >= ids or (np.diff(indexes) <= 0).any()):
             raise bad(name, indexes.tolist(), f"ascending indexes from 0 to {ids - 1}")
-    for name, tensor, count in (("embeddings", prompt.embeddings, places), ("deepstack", prompt.deepstack.transpose(0, 1), visual)):
-        if len(tensor) != len(count) and len(count):
-            raise bad(name, list(tensor.shape), f"one for each of {len(count)} indexes")
+    if len(prompt.embeddings) != len(places):
+        raise bad("embeddings", list(prompt.embeddings.shape), f"one for each of {len(places)} places")
+    if len(prompt.deepstack) and prompt.deepstack.shape[1] != len(visual):
+        raise bad("deepstack", list(prompt.deepstack.shape), f"one for each of {len(visual)} places of images, in each layer")
     if not len(places):
         return None
     positions, begins = prompt.positions, int(places[0])

@@ -2,8 +2,8 @@
 
 A tree whose edges are the tokens of one page, with one root for each salt. Children are looked up in a dict by the bytes
 of their token ids, so every hit compares hash and ids, and two prefixes share a page only where salt and all tokens up to
-its end are the same. From the page of its first medium on, a prompt shares pages only with those of the same media. The pool keeps the pages: it counts holders, caches a kept page that nobody holds, and says when it
-takes one back.
+its end are the same. From the page of its first medium on, a prompt shares only with those of the very same media. The pool
+keeps the pages: it counts holders, caches a kept page that nobody holds, and says when it takes one back.
 """
 
 from __future__ import annotations
