@@ -11,7 +11,7 @@ import torch
 
 from tritone.models.omni.prompt import MediaPrompt
 
-WORDS = ["Describe this sound in one sentence please.", "The quick brown fox", "Hello, how are you today?", "one two three"]
+WORDS = ["Describe this sound in one sentence please.", "The quick brown fox jumps.", "Hello, how are you today?" * 3, "one"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,18 @@ def audio_token(config: Any) -> int:
     return int(getattr(config, "audio_token_id", None) or config.audio_token_index)
 
 
-def ask(model: Any, tokenizer: Any, seed: int, *, frames: tuple[int, ...] = (), grids: tuple[tuple[int, int], ...] = ()) -> Asked:
-    """A question with sounds of so many mel ``frames`` and images of so many patches (height, width), among text."""
+def ask(
+    model: Any,
+    tokenizer: Any,
+    seed: int,
+    text: int = 0,
+    *,
+    frames: tuple[int, ...] = (),
+    grids: tuple[tuple[int, int], ...] = (),
+) -> Asked:
+    """A question, the ``text``-th, with sounds of so many mel ``frames`` and images of so many patches (height, width)."""
     thinker, config = model.thinker, model.thinker.config
     draw = torch.Generator().manual_seed(seed)
-    words = WORDS[seed % len(WORDS)]
     inputs: dict[str, torch.Tensor] = {}
     counts: list[int] = []
     embeddings: dict[str, torch.Tensor] = {}
@@ -73,11 +80,9 @@ def ask(model: Any, tokenizer: Any, seed: int, *, frames: tuple[int, ...] = (), 
         sounds = "".join(tokenizer.audio_bos_token + tokenizer.audio_token * n + tokenizer.audio_eos_token for n in counts)
         sizes = [height * width // 4 for height, width in grids]
         images = "".join(tokenizer.vision_bos_token + tokenizer.image_token * n + tokenizer.vision_eos_token for n in sizes)
-        text = (
-            f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{images}{words * (1 + seed % 3)}{sounds}"
-            "<|im_end|>\n<|im_start|>assistant\n"
-        )
-        inputs["input_ids"] = torch.tensor([tokenizer.encode(text)])
+        system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        user = f"<|im_start|>user\n{images}{WORDS[text]}{sounds}<|im_end|>\n<|im_start|>assistant\n"
+        inputs["input_ids"] = torch.tensor([tokenizer.encode(system + user)])
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         return Asked(inputs, _prompt(thinker, inputs, embeddings, deepstack) if embeddings else None)
 

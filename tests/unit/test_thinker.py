@@ -6,7 +6,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -51,19 +50,20 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @functools.cache
 def expected(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Asked, Answer]]:
     model, tokenizer, _ = checkpoint(family, directory, dtype)
-    asked = {name: ask(model, tokenizer, seed, **media) for seed, (name, media) in enumerate(MEDIA.items())}
+    asked = {name: ask(model, tokenizer, seed, seed, **media) for seed, (name, media) in enumerate(MEDIA.items())}
     return {name: (one, answer(model, one, ANSWER)) for name, one in asked.items()}
 
 
 @functools.cache
-def decoder(family: str, directory: Path, dtype: torch.dtype = torch.float32, weights: str = "auto") -> Decoder:
-    return load_decoder(checkpoint(family, directory, dtype)[2], dtype, weights=weights, max_positions=512)
+def decoder(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    return load_decoder(checkpoint(family, directory, dtype)[2], dtype, max_positions=512)
 
 
 class Run:
     """An engine that keeps the logits its tokens are chosen from, by session."""
 
     def __init__(self, model: Decoder, directory: Path, *, budget: int = 512, pages: int = 64, cache: bool = False) -> None:
+        directory.mkdir(exist_ok=True)
         pool = BlockPool(directory, "pages", pages, model.config.page_shape(PAGE), str(model.dtype)[6:], model.dtype.itemsize)
         kv: torch.Tensor = torch_view(pool.data, str(model.dtype)[6:], model.config.page_shape(PAGE))
         scheduler = Scheduler(pool, PAGE, 16, budget, cache=PrefixCache(pool, PAGE) if cache else None)
@@ -73,6 +73,7 @@ class Run:
         self.states: dict[int, list[torch.Tensor]] = {}
         self.rows: dict[int, torch.Tensor] = {}
         self.cached: dict[int, int] = {}
+        self.preemptions = 0
 
     def sequence(self, session: int, asked: Asked) -> Sequence:
         media = None if asked.prompt is None else media_key(asked.prompt)
@@ -94,6 +95,7 @@ class Run:
                 if output.sequence.answer_length == length:
                     self.rows[session] = self.engine.handed_rows(output.sequence, output.sequence.computed)
                     self.cached[session] = output.sequence.cached
+                    self.preemptions += output.sequence.preemptions
                     self.engine.scheduler.remove(output.sequence)
         return [one.tokens[one.prompt_length :] for one in sequences]
 
@@ -127,19 +129,12 @@ def test_and_of_a_mixed_batch_cut_anywhere(family: str, budget: int, directory: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_preempted_prompt_is_computed_again_with_its_media(family: str, directory: Path, tmp_path: Path) -> None:
-    both = [expected(family, directory)[name] for name in ("both", "image")]
-    needed = sum(-(-(len(asked.ids) + ANSWER) // PAGE) for asked, _ in both)
-    run = Run(decoder(family, directory), tmp_path, pages=needed - 1)
-    sequences = []
-    made = run.sequence
-
-    def recorded(session: int, asked: Asked) -> Sequence:
-        sequences.append(made(session, asked))
-        return sequences[-1]
-
-    run.sequence = recorded  # type: ignore[method-assign]
-    assert run.answers([asked for asked, _ in both]) == [wanted.tokens for _, wanted in both]
-    assert sum(one.preemptions for one in sequences) > 0
+    model = checkpoint(family, directory)[0]
+    asked = [expected(family, directory)[name][0] for name in ("both", "image")]
+    pages = [-(-(len(one.ids) + 40) // PAGE) for one in asked]
+    run = Run(decoder(family, directory), tmp_path, pages=sum(pages) - 2)
+    assert run.answers(asked, 40) == [answer(model, one, 40).tokens for one in asked]
+    assert run.preemptions > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -151,18 +146,6 @@ def test_bfloat16_logits_stay_within_their_bound(family: str, directory: Path, t
         error = (run.logits(0) - wanted.logits[:1]).pow(2).mean().sqrt() / wanted.logits[:1].std()
         print(family, name, float(error))
         assert error < 0.06, name
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("weights", "bound"), [("int8", 0.1), ("fp8", 0.15)])
-def test_quantised_weights_stay_near(family: str, weights: str, bound: float, directory: Path, tmp_path: Path) -> None:
-    model = decoder(family, directory, weights=weights)
-    for name, (asked, wanted) in expected(family, directory).items():
-        run = Run(model, tmp_path / name)
-        run.answers([asked], 1)
-        error = (run.logits(0) - wanted.logits[:1]).pow(2).mean().sqrt() / wanted.logits[:1].std()
-        print(family, weights, name, float(error))
-        assert 0.001 < error < bound, name
 
 
 def handed(family: str, model: Any, asked: Asked, wanted: Answer) -> torch.Tensor:
@@ -194,7 +177,6 @@ def test_a_cached_beginning_changes_no_bit(family: str, directory: Path, tmp_pat
         cold, states = run.answers([asked]), torch.stack(run.states[0])
         rows = run.rows[0]
         assert run.cached[0] == 0
-        run.engine.handed[:] = run.engine.handed  # what lies beside the pages is all that a hit can give
         assert run.answers([asked]) == cold
         assert run.cached[0] == (len(asked.ids) - 1) // PAGE * PAGE
         assert torch.equal(torch.stack(run.states[0]), states)
@@ -204,12 +186,11 @@ def test_a_cached_beginning_changes_no_bit(family: str, directory: Path, tmp_pat
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_media_share_only_what_comes_before_them(family: str, directory: Path, tmp_path: Path) -> None:
     model, tokenizer, _ = checkpoint(family, directory)
-    first = ask(model, tokenizer, 1, frames=(120,))
-    assert first.prompt is not None
+    first, other = (ask(model, tokenizer, seed, frames=(120,)) for seed in (1, 2))
+    assert first.prompt is not None and other.prompt is not None
+    assert other.ids == first.ids and other.prompt.digest != first.prompt.digest
     begins = int(first.prompt.places[0])
-    assert begins >= PAGE, "a page of text before the sound"
-    other = ask(model, tokenizer, 5, frames=(120,))
-    assert other.prompt is not None and other.ids == first.ids and other.prompt.digest != first.prompt.digest
+    assert begins >= PAGE, "there must be a page of text before the sound"
     run = Run(decoder(family, directory), tmp_path, cache=True)
     wanted = [answer(model, asked, ANSWER).tokens for asked in (first, other)]
     assert wanted[0] != wanted[1]
@@ -219,4 +200,3 @@ def test_other_media_share_only_what_comes_before_them(family: str, directory: P
     text = Asked({"input_ids": first.inputs["input_ids"], "attention_mask": first.inputs["attention_mask"]}, None)
     run.answers([text])
     assert run.cached[0] == begins // PAGE * PAGE
-    assert np.array_equal(first.prompt.places, other.prompt.places)
