@@ -25,6 +25,7 @@ from tritone.pools.pool import torch_view
 
 PAGE = 16
 ANSWER = 12
+BOUND, OTHER_EXPERT = 0.03, 0.5
 FAMILIES = {"qwen3": make_qwen3_omni, "qwen2.5": make_qwen25_omni}
 MEDIA: dict[str, dict[str, Any]] = {
     "text": {},
@@ -139,13 +140,17 @@ def test_a_preempted_prompt_is_computed_again_with_its_media(family: str, direct
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_logits_stay_within_their_bound(family: str, directory: Path, tmp_path: Path) -> None:
-    """Both are rounded at every step: so far apart as either is from float32, of logits with a deviation of about 1."""
+    """Root mean square of the difference, in deviations of the logits, as long as both have chosen the same tokens.
+
+    Where two experts are nearly as good, rounding may choose the other one, and that token's logits differ much more.
+    """
     for name, (asked, wanted) in expected(family, directory, torch.bfloat16).items():
         run = Run(decoder(family, directory, torch.bfloat16), tmp_path / name)
-        run.answers([asked], 1)
-        error = (run.logits(0) - wanted.logits[:1]).pow(2).mean().sqrt() / wanted.logits[:1].std()
-        print(family, name, float(error))
-        assert error < 0.06, name
+        tokens = run.answers([asked])[0]
+        same = next((n for n, pair in enumerate(zip(tokens, wanted.tokens, strict=True)) if pair[0] != pair[1]), ANSWER - 1)
+        error = (run.logits(0) - wanted.logits)[: same + 1].pow(2).mean(-1).sqrt() / wanted.logits.std()
+        assert error.median() < BOUND, name
+        assert error.max() < (OTHER_EXPERT if family == "qwen3" else BOUND), name
 
 
 def handed(family: str, model: Any, asked: Asked, wanted: Answer) -> torch.Tensor:
