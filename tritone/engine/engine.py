@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tritone.engine.media import media_of, rotary_of
 from tritone.engine.sampling import choose
 from tritone.engine.scheduler import Plan, Scheduler
 from tritone.engine.sequence import Sequence
@@ -36,12 +37,17 @@ class Output:
 
 
 class Engine:
-    """``kv`` is [pages, layers, 2, kv_heads, page_size, head_dim], shared with the pool behind ``scheduler.pages``."""
+    """``kv`` is [pages, layers, 2, kv_heads, page_size, head_dim], shared with the pool behind ``scheduler.pages``.
 
-    def __init__(self, model: Model, kv: KV, scheduler: Scheduler) -> None:
+    ``handed`` [pages, page_size, hidden] keeps what a Talker is given of each token (``models/decoder/handed.py``) beside the
+    token's KV, so that it is there as long as that, after a hit of the prefix cache too.
+    """
+
+    def __init__(self, model: Model, kv: KV, scheduler: Scheduler, handed: torch.Tensor | None = None) -> None:
         self.model = model
         self.kv = kv
         self.scheduler = scheduler
+        self.handed = handed
         self.steps = 0
         """Steps computed so far."""
 
@@ -119,6 +125,12 @@ class Engine:
             plan.chunks = [(s, n) for s, n in plan.chunks if s not in gone]
             plan.imports = [s for s in plan.imports if s not in gone]
 
+    def handed_rows(self, sequence: Sequence, tokens: int) -> torch.Tensor:
+        """What a Talker is given of the sequence's first ``tokens``, [tokens, hidden] in memory of its own."""
+        assert self.handed is not None
+        pages = sequence.pages[: -(-tokens // self.scheduler.page_size)]
+        return self.handed[pages].flatten(0, 1)[:tokens]
+
     def _fail(self, sequence: Sequence, error: TritoneError) -> Output:
         self.scheduler.remove(sequence)
         return Output(sequence, error=error)
@@ -138,9 +150,9 @@ class Engine:
         starts = [0]
         contexts: list[int] = []
         last: dict[int, int] = {}
+        computed = [(sequence, sequence.computed, count) for sequence, count in spans]
         table = np.zeros((len(spans), max(len(s.pages) for s, _ in spans)), np.int32)
-        for row, (sequence, count) in enumerate(spans):
-            begin = sequence.computed
+        for row, (sequence, begin, count) in enumerate(computed):
             tokens += sequence.tokens[begin : begin + count]
             positions += range(begin, begin + count)
             starts.append(len(tokens))
@@ -153,5 +165,8 @@ class Engine:
             query_starts=starts,
             context_lens=torch.tensor(contexts, dtype=torch.int32),
             page_table=torch.from_numpy(table),
+            rotary=rotary_of(computed),
+            media=media_of(computed),
+            handed=self.handed,
         )
         return batch, last

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tritone.errors import bad
-from tritone.models.decoder.parts import PARTS, Part, part_of
+from tritone.models.decoder.handed import Handed, handed_of
+from tritone.models.decoder.parts import PARTS, THINKER, Part, part_of
 from tritone.models.decoder.rope import axes_of, frequencies_of
 
 _PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -41,7 +42,7 @@ class DecoderConfig:
     ``rope_frequencies`` are radians a position, [head_dim / 2] values exact in float32; ``rope_scaling`` multiplies the
     cosines and sines; ``rope_axes``: see ``axes_of``. ``max_positions`` is the longest context the checkpoint declares.
     ``embedding_size`` is ``hidden_size`` but where a projection that is not the decoder's own comes after the embedding.
-    ``part`` says where in the checkpoint it lies.
+    ``part`` says where in the checkpoint it lies. ``handed``: what its Talker is given, where it is a thinker with one.
     """
 
     model_type: str
@@ -65,6 +66,7 @@ class DecoderConfig:
     rope_scaling: float
     rope_axes: tuple[int, ...] | None
     part: Part
+    handed: Handed | None = None
 
     @classmethod
     def from_directory(cls, path: str | Path, part: str | None = None) -> DecoderConfig:
@@ -95,7 +97,10 @@ class DecoderConfig:
             tied = bool((getattr(config, found.section[0]) if found.section else config).tie_word_embeddings)
             for key in found.section:
                 config = getattr(config, key)
-            return cls.from_hugging_face(config, found, tied)
+            decoder = cls.from_hugging_face(config, found, tied)
+            if found is not THINKER:
+                return decoder
+            return replace(decoder, handed=handed_of(model_type, declared, decoder.layers))
         except (AttributeError, KeyError, TypeError) as error:
             raise bad("config.json", str(file), f"a complete {model_type} configuration ({error!r})") from error
 

@@ -16,21 +16,26 @@ from tritone.models.decoder.weights import LinearReader
 
 
 class LayerReader:
-    """``linears`` reads matrices and ``read`` other tensors, by name; ``tensors`` has the names of the others."""
+    """``linears`` reads matrices and ``read`` other tensors, by name; ``tensors`` has the names of the others.
+
+    Activations are ``dtype``; routers are float32.
+    """
 
     def __init__(
         self,
         config: DecoderConfig,
         kernels: Kernels,
         linears: LinearReader,
-        read: Callable[[str], Tensor],
+        read: Callable[[str, torch.dtype], Tensor],
         tensors: Container[str],
+        dtype: torch.dtype,
     ) -> None:
         self._config = config
         self._kernels = kernels
         self._linears = linears
-        self._read = read
+        self._read_as = read
         self._tensors = tensors
+        self._dtype = dtype
 
     def layer(self, index: int) -> Layer:
         base = f"{self._config.part.model}.layers.{index}"
@@ -57,7 +62,7 @@ class LayerReader:
             gate = DenseLinear(self._kernels, self._read(f"{base}.shared_expert_gate.weight"))
             shared = SharedExpert(self._dense(f"{base}.shared_expert"), gate)
         return SparseMlp(
-            router=DenseLinear(self._kernels, self._read(f"{base}.gate.weight")),
+            router=DenseLinear(self._kernels, self._read_as(f"{base}.gate.weight", torch.float32)),
             experts=tuple(self._stacked(base) if stacked else self._separate(base, experts)),
             per_token=experts.per_token,
             normalized=experts.normalized,
@@ -85,3 +90,6 @@ class LayerReader:
         biases = [f"{base}.{name}.bias" for name in names if f"{base}.{name}.bias" in self._tensors]
         bias = torch.cat([self._read(name) for name in biases]) if biases else None
         return self._linears.linear([f"{base}.{name}" for name in names], bias)
+
+    def _read(self, name: str) -> Tensor:
+        return self._read_as(name, self._dtype)

@@ -36,11 +36,11 @@ def load_decoder(
     """Load a decoder of one of ``MODEL_TYPES`` (``config.json`` and safetensors) for inference; activations are ``dtype``.
 
     ``part``: which decoder of a checkpoint that holds several, see ``part_of``; nothing else of it is read.
-    ``weights`` and ``group``: the precision of the layers' matrices, experts' too, see ``LinearReader``; embedding, norms,
-    routers and a head that the checkpoint does not hold quantised are ``dtype``. ``integers``: INT4 and INT8 weights multiply
-    activations rounded to INT8, row by row. ``progress`` gets (bytes done, bytes in all). ``kernels`` defaults to the native
-    ones on CPU and torch's elsewhere. ``max_positions`` bounds the rotary table (default: what the checkpoint declares;
-    4 * head_dim bytes a position). A tied embedding is held twice on CPU, once by rows and once packed for the head:
+    ``weights`` and ``group``: the precision of the layers' matrices, experts' too, see ``LinearReader``; embedding, norms
+    and a head that the checkpoint does not hold quantised are ``dtype``, routers float32. ``integers``: INT4 and INT8 weights
+    multiply activations rounded to INT8, row by row. ``progress`` gets (bytes done, bytes in all). ``kernels`` defaults to
+    the native ones on CPU and torch's elsewhere. ``max_positions`` bounds the rotary table (default: what the checkpoint
+    declares; 4 * head_dim bytes a position). A tied embedding is held twice on CPU, once by rows and once packed for the head:
     vocab * hidden elements more, for a head that is about twice as fast.
     Raises ``InvalidArgument`` naming the field or tensor, what was found and what is allowed.
     """
@@ -61,14 +61,14 @@ def load_decoder(
 
     with torch.inference_mode(), Checkpoint(path, tensors, linears, ignored, progress) as checkpoint:
 
-        def read(name: str) -> Tensor:
-            return checkpoint.read(name, dtype).to(device).contiguous()
+        def read(name: str, kind: torch.dtype) -> Tensor:
+            return checkpoint.read(name, kind).to(device).contiguous()
 
         reader = LinearReader(checkpoint, kernels, dtype, device, weights, group, integers)
-        embedding = read(f"{where.embedding}.weight")
-        layer_reader = LayerReader(config, kernels, reader, read, tensors)
+        embedding = read(f"{where.embedding}.weight", dtype)
+        layer_reader = LayerReader(config, kernels, reader, read, tensors, dtype)
         layers = [layer_reader.layer(index) for index in range(config.layers)]
-        final_norm = read(f"{where.model}.norm.weight")
+        final_norm = read(f"{where.model}.norm.weight", dtype)
         head = DenseLinear(kernels, embedding) if config.tied_embeddings else reader.head(where.head)
         positions = max_positions or config.max_positions
         rope = rope_table(config.rope_frequencies, config.rope_scaling, positions, device)

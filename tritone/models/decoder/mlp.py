@@ -13,8 +13,13 @@ from tritone.models.decoder.linear import Linear
 
 
 class Mlp(Protocol):
-    """Rows [T, hidden] of the activation dtype to rows of the same shape; a row's bits depend on that row alone."""
+    """Rows [T, hidden] of the activation dtype to rows of the same shape; a row's bits depend on that row alone.
 
+    ``nbytes`` is what the weights take in memory.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
@@ -26,6 +31,10 @@ class DenseMlp:
     gate_up: Linear
     down: Linear
 
+    @property
+    def nbytes(self) -> int:
+        return self.gate_up.nbytes + self.down.nbytes
+
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self.kernels.silu_mul(self.gate_up(x)))
 
@@ -36,6 +45,10 @@ class SharedExpert:
 
     mlp: DenseMlp
     gate: Linear
+
+    @property
+    def nbytes(self) -> int:
+        return self.mlp.nbytes + self.gate.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """Float32 [T, hidden]."""
@@ -49,9 +62,9 @@ class SharedExpert:
 class SparseMlp:
     """A mixture of experts: each token goes to the ``per_token`` that ``router`` [experts, hidden] likes best.
 
-    The router's logits are of the activation dtype, their softmax float32 and the weights rounded to the activation dtype,
-    as in the reference models. One product for each expert in use, over all of its tokens; a token's results are summed in
-    float32, best expert first, so that they do not depend on the batch.
+    The router is float32 throughout; its weights are rounded to the activation dtype, as in the reference models. One product
+    for each expert in use, over all of its tokens; a token's results are summed in float32, best expert first. Nothing of a
+    token depends on the others.
     """
 
     router: Linear
@@ -59,6 +72,11 @@ class SparseMlp:
     per_token: int
     normalized: bool
     shared: SharedExpert | None = None
+
+    @property
+    def nbytes(self) -> int:
+        shared = 0 if self.shared is None else self.shared.nbytes
+        return self.router.nbytes + sum(expert.nbytes for expert in self.experts) + shared
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = self._route(x)
@@ -74,16 +92,22 @@ class SparseMlp:
         by_token = torch.empty_like(results)
         by_token[order] = results
         parts = by_token.view(len(x), self.per_token, -1).float() * weights.float().unsqueeze(-1)
-        total = parts[:, 0]
-        for rank in range(1, self.per_token):
-            total = total + parts[:, rank]
+        total = _in_order(parts)
         if self.shared is not None:
             total = total + self.shared(x)
         return total.to(x.dtype)
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of x's dtype and experts int64, both [T, per_token], best first."""
-        weights, chosen = self.router(x).softmax(-1, dtype=torch.float32).topk(self.per_token, dim=-1)
+        weights, chosen = self.router(x.float()).softmax(-1).topk(self.per_token, dim=-1)
         if self.normalized:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / _in_order(weights).unsqueeze(-1)
         return weights.to(x.dtype), chosen
+
+
+def _in_order(parts: Tensor) -> Tensor:
+    """The sum over the second dimension, first to last: torch's own order depends on the shape."""
+    total = parts[:, 0]
+    for rank in range(1, parts.shape[1]):
+        total = total + parts[:, rank]
+    return total

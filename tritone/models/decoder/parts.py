@@ -27,14 +27,14 @@ class Part:
 
 
 WHOLE = Part((), "model", "model.embed_tokens", "lm_head")
-_THINKER = Part(("thinker_config", "text_config"), "thinker.model", "thinker.model.embed_tokens", "thinker.lm_head")
+THINKER = Part(("thinker_config", "text_config"), "thinker.model", "thinker.model.embed_tokens", "thinker.lm_head")
 PARTS = {
     "qwen3_omni_moe": {
-        "thinker": _THINKER,
+        "thinker": THINKER,
         "talker": Part(("talker_config", "text_config"), "talker.model", "talker.model.codec_embedding", "talker.codec_head"),
     },
     "qwen2_5_omni": {
-        "thinker": _THINKER,
+        "thinker": THINKER,
         "talker": Part(("talker_config",), "talker.model", "talker.model.embed_tokens", "talker.codec_head"),
     },
 }

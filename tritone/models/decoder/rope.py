@@ -68,5 +68,5 @@ def rope_rows(table: RopeTable, axes: tuple[int, ...], positions: Tensor) -> Rop
     limit = table.cos.shape[0]
     if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < limit:
         raise IndexError(f"positions: a value is outside the {limit} positions allowed")
-    rows = positions.long()[list(axes)].T  # [T, head_dim / 2]
+    rows = positions.long()[list(axes)].T.contiguous()  # [T, head_dim / 2]
     return RopeTable(table.cos.gather(0, rows), table.sin.gather(0, rows))
