@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,22 @@ class Reference:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
         if family != "qwen3":
             self.model.load_speakers(directory / "spk_dict.pt")
+            self._keep_mask()
         self.speaker = "Ethan"
+
+    def _keep_mask(self) -> None:
+        """generate of transformers 5.24 drops a mask of ones, and without one Qwen2.5's Talker leaves the signs of its codes
+        out of the prompt, and the positions of media; with padding beside it, it does not."""
+        forward = self.model.talker.forward
+
+        @functools.wraps(forward)
+        def kept(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+            cache, rows = kwargs.get("cache"), kwargs.get("inputs_embeds")
+            new = 1 if rows is None else rows.shape[1]
+            past = 0 if cache is None else cache.get_seq_length()
+            return forward(*args, attention_mask=torch.ones(1, past + new, dtype=torch.long), **kwargs)
+
+        self.model.talker.forward = kept
 
     def ids(self, *turns: tuple[str, str]) -> torch.Tensor:
         messages = [{"role": role, "content": content} for role, content in turns]
@@ -64,9 +80,8 @@ class Reference:
         vocoder.forward = vocoder.chunked_decode = silence
         if self.family != "qwen3":
             options |= {"thinker_eos_token_id": -1}
-        # Without a mask Qwen2.5's generate leaves the codes' signs out of the prompt; a processor always gives one.
         model.generate(
-            ids, attention_mask=torch.ones_like(ids), speaker=speaker or self.speaker, thinker_max_new_tokens=words, thinker_do_sample=False,
+            ids, speaker=speaker or self.speaker, thinker_max_new_tokens=words, thinker_do_sample=False,
             talker_do_sample=False, talker_max_new_tokens=frames, **options, **inputs,
         )
         thinker, result = kept["thinker"], kept["talker"]

@@ -142,8 +142,7 @@ class Engine:
         # A chunk of one token (the budget's rest) is a single-token sequence to the model.
         return spans + [(s, n) for s, n in plan.chunks if n == 1] + [(s, n) for s, n in plan.chunks if n > 1]
 
-    @staticmethod
-    def _batch(spans: list[tuple[Sequence, int]]) -> tuple[Batch, dict[int, int]]:
+    def _batch(self, spans: list[tuple[Sequence, int]]) -> tuple[Batch, dict[int, int]]:
         """The step as one flat batch, and each session's last row."""
         tokens: list[int] = []
         positions: list[int] = []

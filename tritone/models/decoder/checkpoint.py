@@ -57,6 +57,11 @@ class Checkpoint:
         """One floating-point tensor as ``dtype``, in memory of its own."""
         return self._read(name).to(dtype)
 
+    def read_rows(self, name: str, rows: list[int], dtype: torch.dtype) -> Tensor:
+        """Some rows of a floating-point matrix as ``dtype``, [len(rows), columns]."""
+        with readable():
+            return self._files.read_rows(name, rows).to(dtype)
+
     def read_linear(self, name: str) -> Quantized | Tensor:
         """The matrix ``name`` as the files hold it."""
         with readable():

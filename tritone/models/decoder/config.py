@@ -15,7 +15,7 @@ from tritone.models.decoder.rope import axes_of, frequencies_of
 _PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _QWEN2 = ("qwen2", "qwen2_5_omni_text", "qwen2_5_omni_talker")
 _SPARSE = ("qwen3_moe", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text")
-_QWEN3 = ("qwen3", *_SPARSE)
+_QWEN3 = ("qwen3", "qwen3_omni_moe_talker_code_predictor", *_SPARSE)
 MODEL_TYPES = ("llama", *_QWEN2, *_QWEN3)
 
 

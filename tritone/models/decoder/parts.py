@@ -22,8 +22,8 @@ class Part:
 
     @property
     def scope(self) -> str:
-        """Tensors whose names do not begin so belong to other parts."""
-        return f"{self.model}." if self.section else ""
+        """A tensor whose name begins so must be known; others may belong to other parts."""
+        return f"{self.model}.layers." if self.section else ""
 
 
 WHOLE = Part((), "model", "model.embed_tokens", "lm_head")
@@ -32,6 +32,13 @@ PARTS = {
     "qwen3_omni_moe": {
         "thinker": THINKER,
         "talker": Part(("talker_config", "text_config"), "talker.model", "talker.model.codec_embedding", "talker.codec_head"),
+        # One of its embeddings and one of its heads; the others are read apart.
+        "code_predictor": Part(
+            ("talker_config", "code_predictor_config"),
+            "talker.code_predictor.model",
+            "talker.code_predictor.model.codec_embedding.0",
+            "talker.code_predictor.lm_head.0",
+        ),
     },
     "qwen2_5_omni": {
         "thinker": THINKER,
