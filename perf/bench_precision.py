@@ -126,7 +126,7 @@ class Bench:
 
 def weight_bytes(decoder: Decoder) -> int:
     """Of the layers' matrices."""
-    return sum(part.nbytes for layer in decoder.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down))
+    return sum(part.nbytes for layer in decoder.layers for part in (layer.qkv, layer.output, layer.mlp))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch import Size, Tensor
+from torch import Size, Tensor, cat
 
 from quantization.errors import bad
 
@@ -56,6 +56,13 @@ class TensorFiles:
             raise bad(f"tensor {name}", "missing", "a tensor of the checkpoint")
         tensor: Tensor = self._where[name].get_tensor(name)
         return tensor
+
+    def read_rows(self, name: str, rows: list[int]) -> Tensor:
+        """Some rows of a matrix, [len(rows), columns], without reading the others."""
+        if name not in self._where:
+            raise bad(f"tensor {name}", "missing", "a tensor of the checkpoint")
+        piece = self._where[name].get_slice(name)
+        return cat([piece[row : row + 1] for row in rows])
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor in the file."""

@@ -196,11 +196,26 @@ class TokenInfo:
 
 
 @dataclass(frozen=True)
+class MediaKey:
+    """What each engine knows of a prompt with audio or images.
+
+    ``delta``: the answer's tokens are rotated by their place in the sequence plus this. ``begins``: the first place that
+    is a medium's. ``digest``: differs where any medium does.
+    """
+
+    delta: int
+    begins: int
+    digest: str
+
+
+@dataclass(frozen=True)
 class Handoff:
     """What prefill gives decode: the first token, and the prompt's KV pages as leased blocks.
 
-    ``hidden`` refers to the hidden state that made the first token (speech requests). ``page_size`` in tokens.
-    ``digests`` of the pages' bytes in the order of their tokens, where the deployment has ``integrity.checksum``.
+    ``hidden`` refers to ``hidden_rows`` rows for the Talker (speech requests): those of the prompt's tokens, where the
+    checkpoint has a Talker, and what it gets of the first token (``stages/hidden.py``). ``page_size`` in tokens. ``media``:
+    None for a prompt of text. ``digests`` of the pages' bytes in the order of their tokens, where the deployment has
+    ``integrity.checksum``.
     """
 
     first: TokenInfo
@@ -210,6 +225,8 @@ class Handoff:
     cached_tokens: int
     timings: dict[str, float]
     digests: tuple[int, ...] = ()
+    hidden_rows: int = 0
+    media: MediaKey | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Handoff:
@@ -221,6 +238,8 @@ class Handoff:
             cached_tokens=data["cached_tokens"],
             timings=data["timings"],
             digests=tuple(data["digests"]),
+            hidden_rows=data["hidden_rows"],
+            media=MediaKey(**data["media"]) if data["media"] else None,
         )
 
 
@@ -283,7 +302,8 @@ class Event:
 
     - ``start``: first of every session; ``info`` holds ``options`` and ``created``, and ``only_audio`` where the client gets
       no text.
-    - ``text``: ``text`` delta; ``hidden`` refers to the hidden states of its tokens (speech requests).
+    - ``text``: ``text`` delta; ``hidden`` refers to rows for the Talker, ``rows`` to each (speech requests). The first such
+      event brings those of the prompt; the last may have no text.
     - ``speak``: start, text and end in one (the ``speech`` ensemble).
     - ``frames``: ``frames`` float32 [F, 131] for the VoiceBox; ``info.last`` ends the segment.
     - ``audio``: ``audio`` float32 [samples], 24 kHz.
@@ -299,6 +319,7 @@ class Event:
     text: str = ""
     info: dict[str, Any] = field(default_factory=dict)
     hidden: tuple[BlockRefs, ...] = ()
+    rows: tuple[int, ...] = ()
     frames: npt.NDArray[np.float32] | None = None
     audio: npt.NDArray[np.float32] | None = None
     lost: str = ""
@@ -314,7 +335,7 @@ class Event:
         if self.info:
             body["info"] = self.info
         if self.hidden:
-            body["hidden"] = [asdict(refs) for refs in self.hidden]
+            body |= {"hidden": [asdict(refs) for refs in self.hidden], "rows": self.rows}
         if self.lost:
             body["lost"] = self.lost
         return _json(body)
@@ -336,6 +357,7 @@ class Event:
             text=body.get("text", ""),
             info=body.get("info", {}),
             hidden=tuple(BlockRefs.from_json(refs) for refs in body.get("hidden", ())),
+            rows=tuple(body.get("rows", ())),
             frames=tensors.get("frames"),
             audio=tensors.get("audio"),
             lost=body.get("lost", ""),

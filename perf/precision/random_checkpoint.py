@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tritone.cache import made_whole
 from tritone.checkpoints import Progress
 from tritone.models.decoder import DecoderConfig
-from tritone.models.decoder.loading import linear_shapes, tensor_shapes
+from tritone.models.decoder.shapes import linear_shapes, tensor_shapes
 
 HEAD_DIM = 128
 CONTEXT = 16384

@@ -18,6 +18,7 @@ from tritone.errors import InvalidArgument
 from tritone.kernels import TorchKernels, default_kernels
 from tritone.models.decoder import Batch, Decoder, load_decoder
 from tritone.models.decoder.linear import DenseLinear, QuantizedLinear
+from tritone.models.decoder.mlp import DenseMlp
 
 PAGE = 16
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -31,6 +32,13 @@ def run(decoder: Decoder) -> torch.Tensor:
     positions = torch.arange(24, dtype=torch.int32).repeat(2)
     hidden = decoder.forward(Batch(ids, positions, [0, 24, 48], torch.tensor([24, 24], dtype=torch.int32), table), kv)
     return decoder.logits(hidden).reshape(2, 24, -1)
+
+
+def gated(decoder: Decoder) -> DenseMlp:
+    """What the first layer does after attention."""
+    mlp = decoder.layers[0].mlp
+    assert isinstance(mlp, DenseMlp)
+    return mlp
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,7 @@ def test_a_quantised_checkpoint_gives_what_its_dequantised_weights_give(name: st
     expected = logits(written)
     for kernels in (default_kernels(), TorchKernels()):
         exact = load_decoder(written, torch.float32, kernels=kernels, integers=False)
-        assert isinstance(exact.layers[0].qkv, QuantizedLinear) and isinstance(exact.layers[0].down, QuantizedLinear)
+        assert isinstance(exact.layers[0].qkv, QuantizedLinear) and isinstance(gated(exact).down, QuantizedLinear)
         assert distance(run(exact), expected) < 1e-4
     assert distance(run(load_decoder(written, torch.float32)), expected) < 0.04
     assert distance(run(load_decoder(written, torch.bfloat16)), expected) < 0.06
@@ -129,7 +137,7 @@ def test_dense_weights_are_rounded_to_nearest_while_loading(weights: str, group:
     found = load_decoder(dense, torch.float32, weights=weights, group=asked, integers=False)
     assert distance(run(found), logits(dense, changed)) < 1e-4
     assert isinstance(found.head, DenseLinear)
-    assert found.layers[0].down.nbytes < load_decoder(dense, torch.float32).layers[0].down.nbytes / 2
+    assert gated(found).down.nbytes < gated(load_decoder(dense, torch.float32)).down.nbytes / 2
 
 
 def test_fp8_made_while_loading_is_near_the_dense_weights(dense: Path) -> None:
@@ -176,7 +184,7 @@ def test_a_row_of_quantised_weights_never_depends_on_its_neighbours(dense: Path)
     if default_kernels().name == "torch":
         pytest.skip("native kernels only")
     for weights in ("fp8", "int8", "int4"):
-        layer = load_decoder(dense, torch.bfloat16, weights=weights, group=32).layers[0].gate_up
+        layer = gated(load_decoder(dense, torch.bfloat16, weights=weights, group=32)).gate_up
         rows = torch.randn(5, 64).bfloat16()
         outlier = rows.clone()
         outlier[1:] *= 1000

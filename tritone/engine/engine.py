@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tritone.engine.media import media_of, rotary_of
 from tritone.engine.sampling import choose
 from tritone.engine.scheduler import Plan, Scheduler
 from tritone.engine.sequence import Sequence
@@ -36,12 +37,17 @@ class Output:
 
 
 class Engine:
-    """``kv`` is [pages, layers, 2, kv_heads, page_size, head_dim], shared with the pool behind ``scheduler.pages``."""
+    """``kv`` is [pages, layers, 2, kv_heads, page_size, head_dim], shared with the pool behind ``scheduler.pages``.
 
-    def __init__(self, model: Model, kv: KV, scheduler: Scheduler) -> None:
+    ``handed`` [pages, page_size, hidden] keeps what a Talker is given of each token (``models/decoder/handed.py``) beside the
+    token's KV, so that it is there as long as that, after a hit of the prefix cache too.
+    """
+
+    def __init__(self, model: Model, kv: KV, scheduler: Scheduler, handed: torch.Tensor | None = None) -> None:
         self.model = model
         self.kv = kv
         self.scheduler = scheduler
+        self.handed = handed
         self.steps = 0
         """Steps computed so far."""
 
@@ -57,12 +63,13 @@ class Engine:
             return outputs
         self.steps += 1
         try:
-            batch, last = self._batch(plan)
-            hidden = self.model.forward(batch, self.kv)
+            spans = self._spans(plan)
+            batch, last = self._batch(spans)
+            hidden = self._forward(batch, spans)
             ready = list(self.scheduler.computed(plan))
             if ready:
                 rows = hidden[[last[sequence.session] for sequence in ready]]
-                chosen = choose(self.model.logits(rows), ready)
+                chosen = self._choose(rows, ready)
         except Exception as error:  # whatever the model raises, its requests must end with it
             if is_out_of_memory(error):
                 raise
@@ -79,10 +86,19 @@ class Engine:
             outputs.append(Output(sequence, info, rows[row]))
         return outputs
 
+    def _forward(self, batch: Batch, spans: list[tuple[Sequence, int]]) -> torch.Tensor:
+        """Hidden states [T, hidden] of the new tokens, those of ``spans`` in order."""
+        return self.model.forward(batch, self.kv)
+
+    def _choose(self, hidden: torch.Tensor, ready: list[Sequence]) -> list[TokenInfo | TritoneError]:
+        """The next token of each of ``ready`` from its last hidden state, a row of ``hidden`` [N, hidden]."""
+        return choose(self.model.logits(hidden), ready)
+
     def _check(self, plan: Plan) -> list[Output]:
         """End the sequences whose pages are not what they took: before an import writes into them, and before any token of
         this step."""
-        faults = self.scheduler.tracker.check([*plan.decodes, *(sequence for sequence, _ in plan.chunks)])
+        planned = [*plan.decodes, *(sequence for sequence, _ in plan.chunks), *plan.imports]
+        faults = self.scheduler.tracker.check(list(dict.fromkeys(planned)))
         failed = [self._fail(sequence, error) for sequence, error in faults]
         self._leave_out(plan, failed)
         return failed
@@ -109,23 +125,33 @@ class Engine:
             plan.chunks = [(s, n) for s, n in plan.chunks if s not in gone]
             plan.imports = [s for s in plan.imports if s not in gone]
 
+    def handed_rows(self, sequence: Sequence, tokens: int) -> torch.Tensor:
+        """What a Talker is given of the sequence's first ``tokens``, [tokens, hidden] in memory of its own."""
+        assert self.handed is not None
+        pages = sequence.pages[: -(-tokens // self.scheduler.page_size)]
+        return self.handed[pages].flatten(0, 1)[:tokens]
+
     def _fail(self, sequence: Sequence, error: TritoneError) -> Output:
         self.scheduler.remove(sequence)
         return Output(sequence, error=error)
 
-    def _batch(self, plan: Plan) -> tuple[Batch, dict[int, int]]:
-        """The step as one flat batch (single-token sequences first), and each session's last row."""
+    @staticmethod
+    def _spans(plan: Plan) -> list[tuple[Sequence, int]]:
+        """Who computes how many tokens, in the batch's order: single-token sequences first."""
         spans = [(s, 1) for s in plan.decodes]
         # A chunk of one token (the budget's rest) is a single-token sequence to the model.
-        spans += [(s, n) for s, n in plan.chunks if n == 1] + [(s, n) for s, n in plan.chunks if n > 1]
+        return spans + [(s, n) for s, n in plan.chunks if n == 1] + [(s, n) for s, n in plan.chunks if n > 1]
+
+    def _batch(self, spans: list[tuple[Sequence, int]]) -> tuple[Batch, dict[int, int]]:
+        """The step as one flat batch, and each session's last row."""
         tokens: list[int] = []
         positions: list[int] = []
         starts = [0]
         contexts: list[int] = []
         last: dict[int, int] = {}
+        computed = [(sequence, sequence.computed, count) for sequence, count in spans]
         table = np.zeros((len(spans), max(len(s.pages) for s, _ in spans)), np.int32)
-        for row, (sequence, count) in enumerate(spans):
-            begin = sequence.computed
+        for row, (sequence, begin, count) in enumerate(computed):
             tokens += sequence.tokens[begin : begin + count]
             positions += range(begin, begin + count)
             starts.append(len(tokens))
@@ -138,5 +164,8 @@ class Engine:
             query_starts=starts,
             context_lens=torch.tensor(contexts, dtype=torch.int32),
             page_table=torch.from_numpy(table),
+            rotary=rotary_of(computed),
+            media=media_of(computed),
+            handed=self.handed,
         )
         return batch, last

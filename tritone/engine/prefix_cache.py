@@ -2,8 +2,8 @@
 
 A tree whose edges are the tokens of one page, with one root for each salt. Children are looked up in a dict by the bytes
 of their token ids, so every hit compares hash and ids, and two prefixes share a page only where salt and all tokens up to
-its end are the same. The pool keeps the pages: it counts holders, caches a kept page that nobody holds, and says when it
-takes one back.
+its end are the same. From the page of its first medium on, a prompt shares only with those of the very same media. The pool
+keeps the pages: it counts holders, caches a kept page that nobody holds, and says when it takes one back.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Pages(Protocol):
     def evict_all(self) -> None: ...
 
 
-def page_key(tokens: list[int], foreign: int) -> bytes:
-    """The key of a page under its parent. Python hashes bytes with a secret of the process, so nobody can make two prompts
-    collide on purpose; if two do, comparing them tells them apart."""
-    return array("q", [foreign, *tokens]).tobytes()
+def page_key(tokens: list[int], foreign: int, digest: str = "") -> bytes:
+    """The key of a page under its parent; ``digest`` where the prompt's media begin in it. Python hashes bytes with a secret
+    of the process, so nobody can make two prompts collide on purpose; if two do, comparing them tells them apart."""
+    return array("q", [foreign, *tokens]).tobytes() + digest.encode()
 
 
 def salt_key(salt: str) -> bytes:
@@ -112,10 +112,11 @@ class PrefixCache:
         self._pages.evict_all()
 
     def _keys(self, sequence: Sequence, count: int) -> list[bytes]:
-        size, keys = self._page_size, sequence.keys
+        size, keys, media = self._page_size, sequence.keys, sequence.media
         for begin in range(len(keys) * size, count * size, size):
             foreign = min(max(sequence.foreign - begin, 0), size) if self._mixed else 0
-            keys.append(page_key(sequence.tokens[begin : begin + size], foreign))
+            digest = media.digest if media is not None and begin <= media.begins < begin + size else ""
+            keys.append(page_key(sequence.tokens[begin : begin + size], foreign, digest))
         return keys[:count]
 
     def _forget(self, page: int) -> None:

@@ -34,7 +34,7 @@ def choose(logits: torch.Tensor, sequences: Rows[Sequence]) -> list[TokenInfo | 
         if _plain_greedy(sampling):
             token = int(greedy[row])
         else:
-            token = _sample(_penalised(logits[row], sequence), sampling, sequence.answer_length)
+            token = draw(_penalised(logits[row], sequence), sampling, sequence.answer_length)
         chosen.append(_with_logprobs(token, logits[row], sequence.logprobs))
     return chosen
 
@@ -47,8 +47,8 @@ def _plain_greedy(sampling: Sampling) -> bool:
 
 def _penalised(row: torch.Tensor, sequence: Sequence) -> torch.Tensor:
     sampling = sequence.sampling
-    if sampling.repetition_penalty != 1:
-        seen = torch.tensor(sorted(set(sequence.tokens)))
+    if sampling.repetition_penalty != 1 and sequence.seen:
+        seen = torch.tensor(sorted(sequence.seen))
         values = row[seen]
         scaled = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
         row = row.index_copy(0, seen, scaled)
@@ -59,7 +59,8 @@ def _penalised(row: torch.Tensor, sequence: Sequence) -> torch.Tensor:
     return row
 
 
-def _sample(row: torch.Tensor, sampling: Sampling, position: int) -> int:
+def draw(row: torch.Tensor, sampling: Sampling, counter: int) -> int:
+    """An id from the logits ``row`` [ids] by temperature, top_k, top_p and min_p; ``counter`` is below 2 ** 256."""
     if sampling.temperature == 0:
         return int(row.argmax())
     # Largest first; ties by id, so that the order is the same on every machine.
@@ -75,7 +76,7 @@ def _sample(row: torch.Tensor, sampling: Sampling, position: int) -> int:
     if sampling.min_p > 0:
         keep = min(keep, int((probabilities >= sampling.min_p * probabilities[0]).sum()))
     cumulative = probabilities[: max(keep, 1)].cumsum(0)
-    uniform = np.random.Generator(np.random.Philox(key=sampling.seed, counter=position)).random()
+    uniform = np.random.Generator(np.random.Philox(key=sampling.seed, counter=counter)).random()
     index = int(torch.searchsorted(cumulative, uniform * float(cumulative[-1]), right=True))
     return int(ids[min(index, len(cumulative) - 1)])
 

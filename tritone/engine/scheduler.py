@@ -4,8 +4,9 @@ Continuous batching with chunked prefill: every step takes one token of each run
 the rest of its token budget with chunks of sequences that are not (new prompts, or preempted ones computed again), oldest
 first; a prompt that takes more than one step leaves a quarter to those behind it, so that a short one need not wait. When a
 running sequence needs a page and none is free, the youngest running sequence gives its pages back and waits at the head of
-the queue; its tokens are kept, so its output is the same as without. With a prefix cache a sequence begins with the pages
-that the cache holds of it, and gives it each page that is full.
+the queue; its tokens are kept, so its output is the same as without. A sequence whose next input has not come yet
+(``pending`` is 0) keeps its pages and is in no step. With a prefix cache a sequence begins with the pages that the cache
+holds of it, and gives it each page that is full.
 """
 
 from __future__ import annotations
@@ -107,12 +108,9 @@ class Scheduler:
     def computed(self, plan: Plan) -> Iterable[Sequence]:
         """Account for a step that was run; gives the sequences whose next token can be chosen now."""
         ready = []
-        for sequence in plan.decodes:
-            sequence.computed += 1
-            ready.append(sequence)
-        for sequence, count in plan.chunks:
+        for sequence, count in [*((sequence, 1) for sequence in plan.decodes), *plan.chunks]:
             sequence.computed += count
-            if sequence.pending == 0:
+            if sequence.due:
                 ready.append(sequence)
         return ready
 
@@ -124,6 +122,8 @@ class Scheduler:
 
     def _plan(self, plan: Plan, sequence: Sequence, budget: int) -> int:
         """Plan the next tokens of a sequence; gives how many."""
+        if sequence.pending == 0:
+            return 0
         if sequence.pending == 1:
             plan.decodes.append(sequence)
             return 1
@@ -193,7 +193,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.tracker.examine(sequence)
         # Without all of its KV there is nothing to go on from: a prompt on its way is computed again.
-        if sequence.save_kv is not None and sequence.pending == 1:
+        if sequence.save_kv is not None and sequence.pending <= 1:
             sequence.import_kv = sequence.save_kv(sequence)
             sequence.imported = sequence.computed
         else:

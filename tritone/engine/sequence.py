@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tritone.messages import MediaKey
 from tritone.options import Sampling
+
+if TYPE_CHECKING:
+    from tritone.models.omni.prompt import MediaPrompt
 
 
 @dataclass(eq=False)
@@ -29,6 +33,9 @@ class Sequence:
     save_kv: Callable[[Sequence], Callable[[Sequence], None]] | None = None
     foreign: int = 0
     """So many tokens in front have KV made by another engine, whose numbers may differ from this one's."""
+    media: MediaKey | None = None
+    """Of a prompt with media; ``prompt`` is its media, in an engine that computes it."""
+    prompt: MediaPrompt | None = None
     salt: str = ""
     """Sequences of different salts never share pages."""
     cached: int = 0
@@ -47,8 +54,18 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def due(self) -> bool:
+        """Whether the next token is to be chosen now that all tokens are computed."""
+        return self.pending == 0
+
+    @property
     def answer_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def seen(self) -> set[int]:
+        """The ids that the repetition penalty is about."""
+        return set(self.tokens)
 
     def drop_import(self) -> None:
         """The KV to import is gone: all tokens are computed here."""

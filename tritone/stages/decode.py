@@ -21,7 +21,7 @@ from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted, Views
 from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.answer import Answer
-from tritone.stages.hidden import HiddenWriter
+from tritone.stages.hidden import AnswerRows, HiddenWriter, StateRows
 from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
 from tritone.stages.prefill import BEAT_SECONDS
@@ -41,8 +41,8 @@ class _Running:
     reply: Reply[Event]
     refs: BlockRefs | None
     """Prefill's leased pages, until they are copied or given back."""
-    hidden: list[torch.Tensor] = field(default_factory=list)
-    """Hidden states of tokens whose text has not left yet."""
+    rows: list[torch.Tensor] = field(default_factory=list)
+    """The Talker's rows of tokens whose text has not left yet."""
     due: float = 0.0
     """Until then the pages are on their way (an injected fault), and the scheduler does not know the sequence."""
 
@@ -65,15 +65,18 @@ class DecodeStage:
         transfer_seconds: float = 10.0,
         faults: Faults | None = None,
         prefill_scales: torch.Tensor | None = None,
+        rows: AnswerRows | None = None,
     ) -> None:
-        """``prefill_scales`` are those of prefill's pages, if they are e4m3."""
+        """``prefill_scales`` are those of prefill's pages, if they are e4m3. ``rows``: what the Talker gets (default: the
+        states that tokens were chosen from)."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._tokenizer = tokenizer
         self._pages = pages
         self._hidden_pool = hidden
         self._save_kv = saver(pages, self._scheduler.page_size)
-        self._hidden = HiddenWriter(hidden, lease_seconds) if hidden else None
+        self._writer = HiddenWriter(hidden, lease_seconds) if hidden else None
+        self._rows = rows or StateRows()
         self._views = views
         self._board = board
         self._metrics = metrics
@@ -112,7 +115,7 @@ class DecodeStage:
         running = _Running(Answer(request, handoff, self._tokenizer, now), reply, handoff.pages)
         self._metrics.observe("tritone_time_to_first_token_seconds", now - request.created)
         text = running.answer.accept(handoff.first)
-        self._send_text(running, text, extra=(handoff.hidden,) if handoff.hidden else ())
+        self._send_text(running, text, extra=handoff.hidden)
         if running.answer.finish_reason is not None:
             self._views.release(handoff.pages)
             self._finish(running)
@@ -147,6 +150,7 @@ class DecodeStage:
             import_kv=self._import_kv,
             save_kv=self._save_kv,
             foreign=len(prompt),
+            media=running.answer.handoff.media,
             salt=request.options.cache_salt,
             state=running,
         )
@@ -197,8 +201,11 @@ class DecodeStage:
         now = time.monotonic()
         self._metrics.observe("tritone_inter_token_latency_seconds", now - answer.last_token)
         answer.last_token = now
-        if self._hidden is not None and answer.request.options.speech:
-            running.hidden.append(output.hidden)
+        if self._writer is not None and answer.request.options.speech:
+            chosen = None if output.info.token in answer.request.stop_ids else output.info.token
+            row = self._rows.next(output.hidden, sequence.tokens[-2], chosen)
+            if row is not None:
+                running.rows.append(row)
         self._send_text(running, answer.accept(output.info))
         if answer.finish_reason is not None:
             self._end(sequence)
@@ -232,6 +239,11 @@ class DecodeStage:
                     self._scheduler.add(sequence)
             elif running.refs is not None and now - answer.arrived > 0.8 * self._lease_seconds:
                 # Still queued and the lease is nearly over: give prefill its pages back and compute the prompt here.
+                if sequence.media is not None:
+                    message = "decode: too many requests wait, and it cannot compute a prompt with media; try again in 1 s"
+                    self._end(sequence)
+                    self._fail(running, Failure("error", "UNAVAILABLE", message))
+                    continue
                 self._views.release(running.refs)
                 running.refs = None
                 sequence.drop_import()
@@ -261,22 +273,26 @@ class DecodeStage:
         if sequence.preemptions:
             self._metrics.count("tritone_preemptions_total", sequence.preemptions)
 
-    def _send_text(self, running: _Running, text: str, extra: tuple[BlockRefs, ...] = ()) -> None:
-        """A text event, if there is text, or if the answer ends with tokens that are owed to the client."""
+    def _send_text(self, running: _Running, text: str, extra: BlockRefs | None = None) -> None:
+        """A text event, if there is text, or if the answer ends with tokens that are owed to the client or the Talker.
+
+        ``extra`` refers to the rows that prefill handed over."""
         answer = running.answer
-        info = answer.take_logprobs() if text or answer.finish_reason is not None else {}
-        if not text and not info and not extra:
+        ended = answer.finish_reason is not None
+        info = answer.take_logprobs() if text or ended else {}
+        if not text and not info and extra is None and not (ended and running.rows):
             return
-        refs = extra
-        if running.hidden:
-            assert self._hidden is not None
+        refs, rows = ((extra,), (answer.handoff.hidden_rows,)) if extra is not None else ((), ())
+        if running.rows:
+            assert self._writer is not None
+            held = torch.cat(running.rows)
             try:
-                refs += self._hidden.lend(running.hidden)
+                refs, rows = (*refs, self._writer.lend(held)), (*rows, len(held))
             except PoolExhausted as error:
                 raise TritoneError(f"decode: hidden-state pool: {error}", "RESOURCE_EXHAUSTED") from None
-            running.hidden = []
+            running.rows = []
         answer.last_sent = time.monotonic()
-        self._outbox.put(running.reply, Event(answer.session, "text", text=text, info=info, hidden=refs))
+        self._outbox.put(running.reply, Event(answer.session, "text", text=text, info=info, hidden=refs, rows=rows))
 
     def _finish(self, running: _Running) -> None:
         answer = running.answer

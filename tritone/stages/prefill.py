@@ -9,15 +9,18 @@ from dataclasses import dataclass, replace
 import torch
 
 from tritone.engine.engine import Engine, Output
+from tritone.engine.media import media_key
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
+from tritone.errors import InvalidArgument
 from tritone.fatal import end_if_out_of_memory
 from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Failure, GenerateRequest, Handoff, Prefilled
 from tritone.metrics import Metrics
+from tritone.models.omni.prompt import MediaPrompt
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted
 from tritone.pools.board import PURGE_SECONDS
-from tritone.pools.pool import torch_view
+from tritone.stages.hidden import AnswerRows, HiddenWriter, StateRows
 from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
 from tritone.stages.pace import Pace
@@ -31,6 +34,7 @@ BEAT_SECONDS = 0.2
 @dataclass
 class _Job:
     request: GenerateRequest
+    prompt: MediaPrompt | None
     reply: Reply[Prefilled]
     arrived: float
     beat: float
@@ -42,7 +46,8 @@ class _Job:
 class PrefillStage:
     """One engine whose sequences end with their first token.
 
-    ``pages`` is this stage's KV pool, ``hidden`` its pool of hidden-state blocks (shape [rows, hidden]).
+    ``pages`` is this stage's KV pool, ``hidden`` its pool of hidden-state blocks (shape [rows, hidden]). With
+    ``engine.handed`` the Talker gets rows of the prompt's tokens too.
     """
 
     def __init__(
@@ -58,13 +63,16 @@ class PrefillStage:
         lease_seconds: float,
         checksum: bool = False,
         faults: Faults | None = None,
+        rows: AnswerRows | None = None,
     ) -> None:
-        """``checksum``: a hand-over carries digests of its pages."""
+        """``checksum``: a hand-over carries digests of its pages. ``rows``: what the Talker gets of the first token (default:
+        the state it was chosen from)."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._pages = pages
         self._hidden = hidden
-        self._hidden_rows = torch_view(hidden.data, hidden.header.dtype, hidden.header.shape) if hidden else None
+        self._writer = HiddenWriter(hidden, lease_seconds) if hidden else None
+        self._rows = rows or StateRows()
         self._board = board
         self._metrics = metrics
         self._max_queue = max_queue
@@ -80,11 +88,12 @@ class PrefillStage:
         self._outbox = Outbox("prefill-out", self._beat, BEAT_SECONDS)
         self._loop = EngineLoop(self, "prefill")
 
-    def submit(self, request: GenerateRequest, reply: Reply[Prefilled]) -> None:
+    def submit(self, request: GenerateRequest, reply: Reply[Prefilled], prompt: MediaPrompt | None = None) -> None:
+        """``prompt``: the media among the request's ids, which are the prompt's."""
         now = time.monotonic()
         if reply.is_cancelled():
             self._board.post(request.session)
-        self._loop.post(lambda: self._add(_Job(request, reply, now, now)))
+        self._loop.post(lambda: self._add(_Job(request, prompt, reply, now, now)))
 
     def stop(self) -> None:
         self._loop.stop()
@@ -102,6 +111,11 @@ class PrefillStage:
             self._answer(job, failure=Failure("error", "UNAVAILABLE", message))
             return
         request = job.request
+        try:
+            media = media_key(job.prompt) if job.prompt is not None else None
+        except InvalidArgument as error:
+            self._answer(job, failure=Failure("error", error.code, error.message))
+            return
         sequence = Sequence(
             session=request.session,
             tokens=request.ids.tolist(),
@@ -110,6 +124,8 @@ class PrefillStage:
             max_tokens=1,
             logprobs=request.options.logprobs,
             salt=request.options.cache_salt,
+            media=media,
+            prompt=job.prompt,
         )
         self._jobs[request.session] = (job, sequence)
         self._scheduler.add(sequence)
@@ -176,10 +192,12 @@ class PrefillStage:
     def _hand_over(self, job: _Job, output: Output) -> None:
         sequence, request = output.sequence, job.request
         assert output.info is not None and output.hidden is not None
-        hidden = None
+        hidden, count = None, 0
         if request.options.speech:
+            assert self._writer is not None
+            rows = self._rows_of(sequence, output.hidden, output.info.token, request.stop_ids)
             try:
-                hidden = self._lend_hidden(output.hidden)
+                hidden, count = self._writer.lend(rows), len(rows)
             except PoolExhausted as error:
                 self._scheduler.remove(sequence)
                 self._answer(job, failure=Failure("error", "RESOURCE_EXHAUSTED", f"prefill: hidden-state pool: {error}"))
@@ -195,6 +213,8 @@ class PrefillStage:
             pages=self._pages.lend(sequence.pages[:used], self._lease_seconds),
             page_size=self._scheduler.page_size,
             hidden=hidden,
+            hidden_rows=count,
+            media=sequence.media,
             cached_tokens=sequence.cached,
             timings={"queue": started - job.arrived, "prefill": now - started, "handed_over": now},
             digests=self._pages.digests(sequence.pages[:used]) if self._checksum else (),
@@ -208,11 +228,13 @@ class PrefillStage:
             self._lent_hidden[request.session] = hidden
         self._answer(job, handoff=handoff)
 
-    def _lend_hidden(self, hidden: torch.Tensor) -> BlockRefs:
-        assert self._hidden is not None and self._hidden_rows is not None
-        block = self._hidden.allocate(1)
-        self._hidden_rows[block[0], 0] = hidden
-        return self._hidden.lend(block, self._lease_seconds)
+    def _rows_of(self, sequence: Sequence, hidden: torch.Tensor, first: int, stop_ids: tuple[int, ...]) -> torch.Tensor:
+        """The Talker's rows of the prompt, where its checkpoint has such, and of the first token."""
+        row = self._rows.first(hidden, None if first in stop_ids else first)
+        rows = [] if row is None else [row]
+        if self._engine.handed is not None:
+            rows.insert(0, self._engine.handed_rows(sequence, sequence.prompt_length))
+        return torch.cat(rows)
 
     def _answer(self, job: _Job, *, handoff: Handoff | None = None, failure: Failure | None = None) -> None:
         if failure is not None:

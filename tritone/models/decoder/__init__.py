@@ -1,4 +1,4 @@
-"""Dense decoders (Llama, Qwen2, Qwen3) over paged KV."""
+"""Decoders (Llama, Qwen2, Qwen3, with experts, and those of Qwen's omni models) over paged KV."""
 
 from tritone.models.decoder.batch import Batch
 from tritone.models.decoder.config import DecoderConfig

@@ -9,6 +9,23 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Deepstack:
+    """``layers`` [L, V, hidden] are added to the outputs of the first L layers at the tokens ``rows`` int64 [V]."""
+
+    rows: Tensor
+    layers: Tensor
+
+
+@dataclass(frozen=True)
+class Media:
+    """Audio and images among the new tokens of a step: ``embeddings`` [M, hidden] replace the tokens ``rows`` int64 [M]."""
+
+    rows: Tensor
+    embeddings: Tensor
+    deepstack: Deepstack | None = None
+
+
+@dataclass(frozen=True)
 class Batch:
     """New tokens of S sequences, one after the other; T in all.
 
@@ -16,6 +33,8 @@ class Batch:
     sequence s owns tokens query_starts[s] to query_starts[s + 1]; ``context_lens`` int32 [S], lengths with the new tokens;
     ``page_table`` int32 [S, max_pages], physical pages in order (entries past the context are not looked at).
     The engine puts sequences with a single new token first.
+    ``rotary`` int32 [3, T]: time, height and width that the tokens are rotated by, where those are not ``positions``.
+    ``handed`` [pages, page_size, hidden] gets, where the tokens lie, what a Talker is given of them (see ``Handed``).
     """
 
     tokens: Tensor
@@ -23,6 +42,9 @@ class Batch:
     query_starts: list[int]
     context_lens: Tensor
     page_table: Tensor
+    rotary: Tensor | None = None
+    media: Media | None = None
+    handed: Tensor | None = None
 
     @property
     def num_decodes(self) -> int:

@@ -57,6 +57,11 @@ class Checkpoint:
         """One floating-point tensor as ``dtype``, in memory of its own."""
         return self._read(name).to(dtype)
 
+    def read_rows(self, name: str, rows: list[int], dtype: torch.dtype) -> Tensor:
+        """Some rows of a floating-point matrix as ``dtype``, [len(rows), columns]."""
+        with readable():
+            return self._files.read_rows(name, rows).to(dtype)
+
     def read_linear(self, name: str) -> Quantized | Tensor:
         """The matrix ``name`` as the files hold it."""
         with readable():
@@ -99,6 +104,12 @@ class Checkpoint:
         for name, shape in shapes.items():
             if name not in expected and not ignored(name) and not (quantised and is_auxiliary(name)):
                 raise bad(f"tensor {name}", list(shape), "only the tensors that config.json implies")
+
+
+def tensor_names(directory: str | Path) -> set[str]:
+    """The names of all tensors of a checkpoint. Raises ``InvalidArgument`` for files that cannot be read."""
+    with readable(), TensorFiles.of(Path(directory)) as files:
+        return set(files.shapes)
 
 
 @contextmanager

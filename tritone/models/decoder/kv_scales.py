@@ -40,11 +40,11 @@ def load_kv_scales(path: str | Path, config: DecoderConfig) -> Tensor:
     with readable():
         scheme = detect(json.loads((Path(path) / "config.json").read_text(encoding="utf-8")))
         layers = range(config.layers)
-        found = [read_kv_scales(f"model.layers.{n}", read, shapes, scheme, config.kv_heads) for n in layers]
+        found = [read_kv_scales(f"{config.part.model}.layers.{n}", read, shapes, scheme, config.kv_heads) for n in layers]
     scales = [torch.stack(pair) for pair in found if pair is not None]
     if not scales:
         return torch.ones(config.layers, 2, config.kv_heads)
     if len(scales) < config.layers:
-        raise bad(f"tensor model.layers.{found.index(None)}.self_attn.k_scale", "missing", "a scale above 0")
+        raise bad(f"tensor {config.part.model}.layers.{found.index(None)}.self_attn.k_scale", "missing", "a scale above 0")
     width = mixed_width(config.head_dim)
     return torch.stack(scales) * torch.tensor([width * key_factor(width), 1.0])[:, None]

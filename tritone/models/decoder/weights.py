@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -50,7 +52,11 @@ class LinearReader:
 
         Parts that are stored in different forms, some of them dense perhaps, cannot share a kernel and become dense.
         """
-        parts = [self._in_precision(name, self._checkpoint.read_linear(name)) for name in names]
+        return self.product({name: self._checkpoint.read_linear(name) for name in names}, bias)
+
+    def product(self, matrices: Mapping[str, Quantized | Tensor], bias: Tensor | None) -> Linear:
+        """The same of matrices that were read already; errors call them by their names."""
+        parts = [self._in_precision(name, weight) for name, weight in matrices.items()]
         quantized = [part for part in parts if not isinstance(part, Tensor)]
         if len(quantized) == len(parts) and len({type(part) for part in parts}) == 1:
             with readable():

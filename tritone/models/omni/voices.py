@@ -1,0 +1,34 @@
+"""The voices of an omni checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tritone.errors import bad
+
+
+@dataclass(frozen=True)
+class Voices:
+    """``names`` as the checkpoint writes them, sorted."""
+
+    names: tuple[str, ...]
+    default: str
+
+    @classmethod
+    def of(cls, names: Any, preferred: str) -> Voices:
+        """``preferred`` is the default where there is a voice of that name, else the first."""
+        ordered = tuple(sorted(names))
+        if not ordered:
+            raise bad("voices", list(names), "a checkpoint with at least one voice")
+        found = [name for name in ordered if name.lower() == preferred]
+        return cls(ordered, found[0] if found else ordered[0])
+
+    def pick(self, voice: str) -> str:
+        """The name as the checkpoint has it, upper and lower case alike; the default for "". Raises ``InvalidArgument``."""
+        if not voice:
+            return self.default
+        for name in self.names:
+            if name.lower() == voice.lower():
+                return name
+        raise bad("voice", voice, ", ".join(self.names))
