@@ -1,0 +1,117 @@
+"""The audio and vision towers of transformers, loaded alone, and the prompt that they make for the thinker."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tritone.models.decoder.checkpoint import Checkpoint, Progress
+from tritone.models.omni.families import read_config
+from tritone.models.omni.processor import OmniInput
+from tritone.models.omni.prompt import MediaPrompt
+
+AUDIO, VISION = "thinker.audio_tower.", "thinker.visual."
+_CLASSES = {
+    "qwen3_omni_moe": ("modeling_qwen3_omni_moe", "Qwen3OmniMoe"),
+    "qwen2_5_omni": ("modeling_qwen2_5_omni", "Qwen2_5Omni"),
+}
+
+
+class Towers:
+    """Computes the embeddings of a prompt's media, one medium at a time.
+
+    So a medium has the same bits alone and beside others: a matrix multiply over several would sum in another order. Little
+    is lost by it, since one second of audio or one small picture already is a batch of rows.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+        progress: Progress | None = None,
+    ) -> None:
+        """Reads only the towers' tensors, as ``dtype``; raises ``InvalidArgument`` naming the first one that is wrong."""
+        directory, self._device = Path(directory), torch.device(device)
+        config, family = read_config(directory)
+        self._config = config.thinker_config
+        module, prefix = _CLASSES[family.name]
+        classes = importlib.import_module(f"transformers.models.{family.name}.{module}")
+        self._positions = getattr(classes, f"{prefix}PreTrainedModelForConditionalGeneration")
+        self._audio: Any = _empty(getattr(classes, f"{prefix}AudioEncoder"), self._config.audio_config, dtype)
+        self._vision: Any = _empty(getattr(classes, f"{prefix}VisionEncoder"), self._config.vision_config, dtype)
+        states = {AUDIO: self._audio.state_dict(), VISION: self._vision.state_dict()}
+        shapes = {prefix + name: tuple(value.shape) for prefix, state in states.items() for name, value in state.items()}
+        with Checkpoint(directory, shapes, {}, lambda name: not name.startswith((AUDIO, VISION)), progress) as checkpoint:
+            for prefix, tower in ((AUDIO, self._audio), (VISION, self._vision)):
+                for name in states[prefix]:
+                    value = checkpoint.read(prefix + name, dtype)
+                    tower.load_state_dict({name: value}, strict=False, assign=True)
+                tower.requires_grad_(False).eval().to(self._device)
+
+    @torch.inference_mode()
+    def prompt(self, given: OmniInput) -> MediaPrompt:
+        """The embeddings, positions and, for images, deepstack additions of one prompt; on the towers' device."""
+        config = self._config
+        audio = [self._of_audio(each) for each in given.audio]
+        pictures = [self._of_picture(patches, grid) for patches, grid in zip(given.images, given.grids, strict=True)]
+        is_audio = given.ids == config.audio_token_id
+        is_image = given.ids == config.image_token_id
+        places = np.flatnonzero(is_audio | is_image)
+        hidden = config.text_config.hidden_size
+        embeddings = torch.empty(len(places), hidden, dtype=self._audio.dtype, device=self._device)
+        for mask, found in ((is_audio, audio), (is_image, [embedding for embedding, _ in pictures])):
+            if found:
+                embeddings[torch.from_numpy(mask[places])] = torch.cat(found)
+        levels = len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
+        deepstack = embeddings.new_empty(levels, 0, hidden)
+        if pictures:
+            deepstack = torch.cat([deep for _, deep in pictures], dim=1)
+        positions, delta = self._rope_index(given)
+        visual = np.flatnonzero(is_image).astype(np.int32)
+        return MediaPrompt(given.ids, positions, delta, places.astype(np.int32), embeddings, visual, deepstack, given.digest)
+
+    def _of_audio(self, mel: np.ndarray[Any, Any]) -> Tensor:
+        """[embeddings, hidden] of one clip's float32 [mel bins, frames]."""
+        features = torch.from_numpy(mel).to(self._device, self._audio.dtype)
+        found: Tensor = self._audio(features, feature_lens=torch.tensor([mel.shape[1]], device=self._device)).last_hidden_state
+        return found
+
+    def _of_picture(self, patches: np.ndarray[Any, Any], grid: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
+        """[embeddings, hidden] and deepstack [L, embeddings, hidden] of one picture's float32 [patches, values]."""
+        pixels = torch.from_numpy(patches).to(self._device, self._vision.dtype)
+        found = self._vision(pixels, grid_thw=torch.from_numpy(grid[None]).to(self._device))
+        deep = getattr(found, "deepstack_features", ())
+        pooled: Tensor = found.pooler_output
+        return pooled, torch.stack(list(deep)) if deep else pooled.new_empty(0, *pooled.shape)
+
+    def _rope_index(self, given: OmniInput) -> tuple[np.ndarray[Any, np.dtype[np.int32]], int]:
+        """``get_rope_index`` of transformers, which asks its model only for the configuration."""
+        model = SimpleNamespace(config=self._config, spatial_merge_size=self._config.vision_config.spatial_merge_size)
+        model.get_llm_pos_ids_for_vision = partial(self._positions.get_llm_pos_ids_for_vision, model)
+        ids = torch.from_numpy(given.ids.astype(np.int64))[None]
+        positions, delta = self._positions.get_rope_index(
+            model,
+            ids,
+            torch.from_numpy(given.grids) if len(given.grids) else None,
+            None,
+            torch.ones_like(ids),
+            False,
+            torch.tensor([mel.shape[1] for mel in given.audio]),
+        )
+        return positions[:, 0].to(torch.int32).numpy(), int(delta)
+
+
+def _empty(cls: Any, config: Any, dtype: torch.dtype) -> Any:
+    """A tower whose weights are not drawn, since they are read next."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        return cls._from_config(config, dtype=dtype)
