@@ -16,7 +16,7 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
-from tritone.errors import InvalidArgument, bad
+from tritone.errors import bad
 
 MIN_SECONDS, MAX_SECONDS = 0.1, 1800
 MIN_RATE, MAX_RATE = 1_000, 768_000
@@ -78,13 +78,17 @@ def clip_of_samples(field: str, samples: npt.NDArray[np.generic], sample_rate: i
 def _check_shape(field: str, frames: int, channels: int, rate: int) -> None:
     if not MIN_RATE <= rate <= MAX_RATE:
         raise bad(f"{field} sample rate", rate, f"{MIN_RATE} to {MAX_RATE} Hz")
-    if not 1 <= channels <= MAX_CHANNELS:
-        raise bad(f"{field} channels", channels, f"1 to {MAX_CHANNELS}")
+    _check_channels(field, channels)
     seconds = frames / rate
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise bad(field, f"{frames} samples ({seconds:.3f} s)", f"{MIN_SECONDS} to {MAX_SECONDS} s")
     if frames * channels > MAX_VALUES:
         raise bad(field, f"{frames} samples of {channels} channels", f"samples x channels at most {MAX_VALUES}")
+
+
+def _check_channels(field: str, channels: int) -> None:
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise bad(f"{field} channels", channels, f"1 to {MAX_CHANNELS}")
 
 
 def _check_wav_is_whole(field: str, data: bytes) -> None:
@@ -139,7 +143,7 @@ def _resampled(blocks: Iterator[Samples], source: int, target: int) -> Samples:
 
 def samples_of_bytes(field: str, data: bytes, channels: int) -> Samples:
     """float32 [n, channels] of little-endian, interleaved float32 bytes."""
-    if channels < 1 or len(data) % (4 * channels):
-        allowed = f"a whole number of float32 samples of {channels} channels"
-        raise InvalidArgument(f"{field}: {len(data)} bytes; allowed: {allowed}")
+    _check_channels(field, channels)
+    if len(data) % (4 * channels):
+        raise bad(field, f"{len(data)} bytes", f"a whole number of float32 samples of {channels} channels")
     return np.frombuffer(data, "<f4").reshape(-1, channels)

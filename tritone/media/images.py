@@ -15,6 +15,8 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 50_000_000
 MAX_RATIO = 200
 """Longer side over shorter; the image processors of the Qwen models refuse more."""
+MAX_SCANS = 64
+"""Of a progressive JPEG, each of which passes over the whole picture: a small file could hold thousands. Usual are 10."""
 ALLOWED = "the bytes of a PNG, JPEG or WebP image"
 
 
@@ -46,6 +48,9 @@ def decode_picture(field: str, data: bytes) -> Picture:
             raise bad(field, f"{width} x {height} pixels", f"at most {MAX_PIXELS} pixels")
         if max(width, height) > MAX_RATIO * min(width, height):
             raise bad(field, f"{width} x {height} pixels", f"a longer side of at most {MAX_RATIO} times the shorter")
+        scans = data.count(b"\xff\xda") if image.format == "JPEG" else 0
+        if scans > MAX_SCANS:
+            raise bad(field, f"a JPEG of {scans} scans", f"at most {MAX_SCANS} scans")
         try:
             image.load()
             return Picture(np.asarray(_rgb(ImageOps.exif_transpose(image))))

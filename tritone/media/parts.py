@@ -27,7 +27,7 @@ class MediaParts:
         self._pixels = 0
 
     def read(self, field: str, part: Any) -> dict[str, Any]:
-        """What the chat template gets for ``part``: the text part, ``{"type": "audio"}`` or ``{"type": "image"}``.
+        """What the chat template gets for ``part``, which is not text: ``{"type": "audio"}`` or ``{"type": "image"}``.
 
         Raises ``InvalidArgument`` naming ``field`` and the part's key.
         """
@@ -37,9 +37,7 @@ class MediaParts:
         if isinstance(kind, str) and "video" in kind:
             raise bad(f"{field}.type", kind, f"{', '.join(TYPES)} (video is not supported)")
         if kind == "text":
-            if not isinstance(part.get("text"), str):
-                raise bad(f"{field}.text", part.get("text"), "text")
-            return {"type": "text", "text": part["text"]}
+            raise bad(f"{field}.text", part.get("text"), "text")
         if kind not in TYPES:
             raise bad(f"{field}.type", kind, ", ".join(TYPES))
         value = part.get(kind)
@@ -62,12 +60,8 @@ class MediaParts:
         data = _bytes(f"{field}.data", value.get("data"))
         if kind != "float32":
             return decode_audio(f"{field}.data", data, self._rate)
-        sample_rate, channels = value.get("sample_rate"), value.get("channels", 1)
-        for name, number in (("sample_rate", sample_rate), ("channels", channels)):
-            if not isinstance(number, int) or isinstance(number, bool):
-                raise bad(f"{field}.{name}", number, "an integer")
-        samples = samples_of_bytes(f"{field}.data", data, channels)
-        return clip_of_samples(f"{field}.data", samples, sample_rate, self._rate)
+        samples = samples_of_bytes(f"{field}.data", data, _integer(f"{field}.channels", value.get("channels", 1)))
+        return clip_of_samples(f"{field}.data", samples, _integer(f"{field}.sample_rate", value.get("sample_rate")), self._rate)
 
     def _add_audio(self, field: str, clip: AudioClip) -> dict[str, Any]:
         self._seconds += clip.seconds
@@ -83,6 +77,12 @@ class MediaParts:
             raise bad(field, f"{self._pixels} pixels with those before", f"{MAX_PIXELS_IN_ALL} in one request")
         self.media.append(picture)
         return {"type": "image"}
+
+
+def _integer(field: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise bad(field, value, "an integer")
+    return value
 
 
 def _bytes(field: str, value: Any) -> bytes:

@@ -25,7 +25,7 @@ class Family:
 
 def _qwen3_audio_tokens(frames: int, config: Any) -> int:
     """Three convolutions of stride 2, over chunks of ``2 * n_window`` frames, of which each whole one gives 13."""
-    chunks, rest = divmod(frames, 2 * config.n_window)
+    chunks, rest = divmod(frames, 2 * int(config.n_window))
     for _ in range(3):
         rest = (rest - 1) // 2 + 1
     return chunks * 13 + rest

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tritone.media.features import MediaFeatures
 from tritone.models.decoder.checkpoint import Checkpoint, Progress
+from tritone.models.omni.extractors import image_processor
 from tritone.models.omni.families import read_config
-from tritone.models.omni.processor import OmniInput
 from tritone.models.omni.prompt import MediaPrompt
 
 AUDIO, VISION = "thinker.audio_tower.", "thinker.visual."
@@ -22,6 +24,7 @@ _CLASSES = {
     "qwen3_omni_moe": ("modeling_qwen3_omni_moe", "Qwen3OmniMoe"),
     "qwen2_5_omni": ("modeling_qwen2_5_omni", "Qwen2_5Omni"),
 }
+Ints = npt.NDArray[np.int32]
 
 
 class Towers:
@@ -42,6 +45,7 @@ class Towers:
         directory, self._device = Path(directory), torch.device(device)
         config, family = read_config(directory)
         self._config = config.thinker_config
+        self._images = image_processor(directory)
         module, prefix = _CLASSES[family.name]
         classes = importlib.import_module(f"transformers.models.{family.name}.{module}")
         self._positions = getattr(classes, f"{prefix}PreTrainedModelForConditionalGeneration")
@@ -57,54 +61,72 @@ class Towers:
                 tower.requires_grad_(False).eval().to(self._device)
 
     @torch.inference_mode()
-    def prompt(self, given: OmniInput) -> MediaPrompt:
-        """The embeddings, positions and, for images, deepstack additions of one prompt; on the towers' device."""
+    def prompt(self, ids: Ints, media: MediaFeatures) -> MediaPrompt:
+        """The embeddings, positions and, for images, deepstack additions of one prompt; tensors lie on the towers' device.
+
+        ``ids`` int32 [T], expanded for exactly ``media`` (``OmniProcessor.expand``).
+        """
         config = self._config
-        audio = [self._of_audio(each) for each in given.audio]
-        pictures = [self._of_picture(patches, grid) for patches, grid in zip(given.images, given.grids, strict=True)]
-        is_audio = given.ids == config.audio_token_id
-        is_image = given.ids == config.image_token_id
+        audio = [self._of_audio(each) for each in media.audio]
+        grids = self._grids(media)
+        pictures = [self._of_picture(image, grid) for image, grid in zip(media.images, grids, strict=True)]
+        is_audio, is_image = ids == config.audio_token_id, ids == config.image_token_id
         places = np.flatnonzero(is_audio | is_image)
         hidden = config.text_config.hidden_size
         embeddings = torch.empty(len(places), hidden, dtype=self._audio.dtype, device=self._device)
         for mask, found in ((is_audio, audio), (is_image, [embedding for embedding, _ in pictures])):
             if found:
-                embeddings[torch.from_numpy(mask[places])] = torch.cat(found)
+                embeddings[torch.from_numpy(mask[places]).to(self._device)] = torch.cat(found)
         levels = len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
         deepstack = embeddings.new_empty(levels, 0, hidden)
         if pictures:
             deepstack = torch.cat([deep for _, deep in pictures], dim=1)
-        positions, delta = self._rope_index(given)
-        visual = np.flatnonzero(is_image).astype(np.int32)
-        return MediaPrompt(given.ids, positions, delta, places.astype(np.int32), embeddings, visual, deepstack, given.digest)
+        positions, delta = self._rope_index(ids, media, grids)
+        return MediaPrompt(
+            ids,
+            positions,
+            delta,
+            places.astype(np.int32),
+            embeddings,
+            np.flatnonzero(is_image).astype(np.int32),
+            deepstack,
+            bytes.fromhex(media.digest),
+        )
 
-    def _of_audio(self, mel: np.ndarray[Any, Any]) -> Tensor:
-        """[embeddings, hidden] of one clip's float32 [mel bins, frames]."""
-        features = torch.from_numpy(mel).to(self._device, self._audio.dtype)
+    def _of_audio(self, mel: npt.NDArray[np.float32]) -> Tensor:
+        """[embeddings, hidden] of one clip's spectrogram."""
+        features = torch.tensor(mel).to(self._device, self._audio.dtype)
         found: Tensor = self._audio(features, feature_lens=torch.tensor([mel.shape[1]], device=self._device)).last_hidden_state
         return found
 
-    def _of_picture(self, patches: np.ndarray[Any, Any], grid: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
-        """[embeddings, hidden] and deepstack [L, embeddings, hidden] of one picture's float32 [patches, values]."""
-        pixels = torch.from_numpy(patches).to(self._device, self._vision.dtype)
-        found = self._vision(pixels, grid_thw=torch.from_numpy(grid[None]).to(self._device))
-        deep = getattr(found, "deepstack_features", ())
+    def _of_picture(self, image: npt.NDArray[np.uint8], grid: Tensor) -> tuple[Tensor, Tensor]:
+        """[embeddings, hidden] and deepstack [L, embeddings, hidden] of one picture of ``grid`` [3] patches."""
+        patches = self._images(images=image, input_data_format="channels_last", do_resize=False, return_tensors="pt")
+        pixels = patches["pixel_values"].to(self._device, self._vision.dtype)
+        found = self._vision(pixels, grid_thw=grid[None].to(self._device))
+        deep = getattr(found, "deepstack_features", None) or ()
         pooled: Tensor = found.pooler_output
         return pooled, torch.stack(list(deep)) if deep else pooled.new_empty(0, *pooled.shape)
 
-    def _rope_index(self, given: OmniInput) -> tuple[np.ndarray[Any, np.dtype[np.int32]], int]:
+    def _grids(self, media: MediaFeatures) -> Tensor:
+        """int64 [images, 3]: patches in time, height, width."""
+        side = self._config.vision_config.patch_size
+        grids = [[1, image.shape[0] // side, image.shape[1] // side] for image in media.images]
+        return torch.tensor(grids, dtype=torch.int64).reshape(-1, 3)
+
+    def _rope_index(self, ids: Ints, media: MediaFeatures, grids: Tensor) -> tuple[Ints, int]:
         """``get_rope_index`` of transformers, which asks its model only for the configuration."""
         model = SimpleNamespace(config=self._config, spatial_merge_size=self._config.vision_config.spatial_merge_size)
         model.get_llm_pos_ids_for_vision = partial(self._positions.get_llm_pos_ids_for_vision, model)
-        ids = torch.from_numpy(given.ids.astype(np.int64))[None]
+        given = torch.from_numpy(ids.astype(np.int64))[None]
         positions, delta = self._positions.get_rope_index(
             model,
-            ids,
-            torch.from_numpy(given.grids) if len(given.grids) else None,
+            given,
+            grids if len(grids) else None,
             None,
-            torch.ones_like(ids),
+            torch.ones_like(given),
             False,
-            torch.tensor([mel.shape[1] for mel in given.audio]),
+            torch.tensor([mel.shape[1] for mel in media.audio]),
         )
         return positions[:, 0].to(torch.int32).numpy(), int(delta)
 
