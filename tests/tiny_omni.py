@@ -64,7 +64,7 @@ def make_tokenizer(specials: list[str], extra: dict[str, str], audio: str, image
 
 
 def _save_processor(directory: Path, kind: str, **image: Any) -> None:
-    """``processor_config.json`` as the processor ``kind`` writes it; making one needs torchvision, for its video part."""
+    """``processor_config.json`` as the processor ``kind`` writes it; making one needs torchvision for its videos."""
     edges = {"shortest_edge": 56 * 56, "longest_edge": 448 * 448}
     parts: dict[str, Any] = {
         "feature_extractor": transformers.WhisperFeatureExtractor(

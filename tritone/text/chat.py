@@ -38,13 +38,13 @@ def parse_messages(text: str, parts: Parts | None = None) -> list[dict[str, Any]
         messages = [messages]
     if not messages:
         raise bad("messages", messages, "at least one message")
-    # What is cheap to refuse comes first: media may take seconds to decode.
+    # Roles first, which are cheap to refuse: media may take seconds to decode.
     for number, message in enumerate(messages):
         _check_role(f"messages[{number}]", message)
-    if messages[-1]["role"] == "assistant":
-        raise bad(f"messages[{len(messages) - 1}].role", "assistant", "the last message is of user, tool or system")
     for number, message in enumerate(messages):
         _check_content(f"messages[{number}]", message, parts)
+    if messages[-1]["role"] == "assistant":
+        raise bad(f"messages[{len(messages) - 1}].role", "assistant", "the last message is of user, tool or system")
     return list(messages)
 
 

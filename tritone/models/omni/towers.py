@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +29,10 @@ Ints = npt.NDArray[np.int32]
 
 
 class Towers:
-    """Computes the embeddings of a prompt's media, one medium at a time.
+    """Computes the embeddings of one prompt's media, so that a prompt has the same bits whatever else is served.
 
-    So a medium has the same bits alone and beside others: a matrix multiply over several would sum in another order. Little
-    is lost by it, since one second of audio or one small picture already is a batch of rows.
+    All audio of a prompt goes through its tower at once: Qwen3's pads its chunks to the longest, and its convolutions see that,
+    so an audio of less than a second has other embeddings beside a longer one, in transformers too. Pictures go one by one.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Towers:
         ``ids`` int32 [T], expanded for exactly ``media`` (``OmniProcessor.expand``).
         """
         config = self._config
-        audio = [self._of_audio(each) for each in media.audio]
+        audio = [self._of_audio(media.audio)] if media.audio else []
         grids = self._grids(media)
         pictures = [self._of_picture(image, grid) for image, grid in zip(media.images, grids, strict=True)]
         is_audio, is_image = ids == config.audio_token_id, ids == config.image_token_id
@@ -93,10 +94,11 @@ class Towers:
             bytes.fromhex(media.digest),
         )
 
-    def _of_audio(self, mel: npt.NDArray[np.float32]) -> Tensor:
-        """[embeddings, hidden] of one clip's spectrogram."""
-        features = torch.tensor(mel).to(self._device, self._audio.dtype)
-        found: Tensor = self._audio(features, feature_lens=torch.tensor([mel.shape[1]], device=self._device)).last_hidden_state
+    def _of_audio(self, mels: Sequence[npt.NDArray[np.float32]]) -> Tensor:
+        """[embeddings, hidden] of all clips' spectrograms."""
+        features = torch.from_numpy(np.concatenate(mels, axis=1)).to(self._device, self._audio.dtype)
+        lengths = torch.tensor([mel.shape[1] for mel in mels], device=self._device)
+        found: Tensor = self._audio(features, feature_lens=lengths).last_hidden_state
         return found
 
     def _of_picture(self, image: npt.NDArray[np.uint8], grid: Tensor) -> tuple[Tensor, Tensor]:
