@@ -1,4 +1,4 @@
-"""preprocess: messages and options -> token ids, or the text to speak."""
+"""preprocess: messages and options -> token ids and media, or the text to speak."""
 
 import triton_python_backend_utils as pb_utils
 
@@ -28,5 +28,11 @@ class TritonPythonModel(StageModel):
         if role == "speech":
             made = self.work.speech(raw, parameters).to_tensors()
             return {"session": made["session"], "speech_event": made["event"]}
-        made = self.work.generate(raw, parameters, role).to_tensors()
-        return {"session": made["session"], "ids": made["ids"], asked[0]: made["request"]}
+        made = self.work.generate(raw, parameters, role)
+        tensors = made.to_tensors()
+        return {
+            "session": tensors["session"],
+            "ids": tensors["ids"],
+            asked[0]: tensors["request"],
+            "media": made.media_tensor(),
+        }
