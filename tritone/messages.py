@@ -23,9 +23,6 @@ from tritone.options import Options
 
 Tensors = dict[str, npt.NDArray[Any]]
 
-FRAME_WIDTH = 131
-"""Floats of one speech frame on the wire: 130 acoustic features and the fundamental frequency in Hz."""
-
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -60,7 +57,7 @@ _MEDIA = TensorSpec("media", "UINT8", (-1,), optional=True)
 _HANDOFF = TensorSpec("handoff", "STRING", (1,))
 _REPORT = TensorSpec("report", "STRING", (1,), optional=True)
 _EVENT = TensorSpec("event", "STRING", (1,))
-_FRAMES = TensorSpec("frames", "FP32", (-1, FRAME_WIDTH), optional=True)
+_FRAMES = TensorSpec("frames", "FP32", (-1, -1), optional=True)
 _AUDIO = TensorSpec("audio", "FP32", (-1,), optional=True)
 
 STAGES: dict[str, StageSpec] = {
@@ -329,7 +326,8 @@ class Event:
     - ``text``: ``text`` delta; ``hidden`` refers to rows for the Talker, ``rows`` to each (speech requests). The first such
       event brings those of the prompt; the last may have no text.
     - ``speak``: start, text and end in one (the ``speech`` ensemble).
-    - ``frames``: ``frames`` float32 [F, 131] for the VoiceBox; ``info.last`` ends the segment.
+    - ``frames``: ``frames`` float32 [F, width] for the VoiceBox, features or codes, which float32 holds exactly;
+      ``info.last`` ends the segment.
     - ``audio``: ``audio`` float32 [samples], 24 kHz.
     - ``end`` / ``error`` / ``cancelled``: last of every session; ``info`` holds finish_reason, usage and timings, or
       code and message.

@@ -16,6 +16,8 @@ from tritone.errors import InvalidArgument, bad
 
 Role = Literal["chat", "omni", "speech"]
 
+AUDIO_MODES = ("latency", "quality")
+
 IGNORED = frozenset({"id", "triton_enable_empty_final_response"})
 """Parameters that Triton's own front ends add to a request; they carry nothing for the model."""
 
@@ -51,6 +53,7 @@ class Options:
     voice: str = ""
     speed: float = 1.0
     audio_format: str = "float32"
+    audio_mode: str = "latency"
     stream: bool = True
     input_format: str = "chat"
     tools: tuple[Any, ...] = ()
@@ -204,6 +207,9 @@ TABLE: tuple[OptionSpec, ...] = (
     OptionSpec("audio_format", _SPOKEN, "float32", "float32 or pcm16_base64",
                "`audio` as a float32 tensor, or `audio_base64` with 16-bit PCM for JSON clients.",
                _one_of("float32", "pcm16_base64")),
+    OptionSpec("audio_mode", _SPOKEN, "latency", "latency or quality",
+               "`latency`: the first piece of sound is small and comes soon; `quality`: all pieces are large.",
+               _one_of(*AUDIO_MODES)),
     OptionSpec("stream", _ALL, "true", "true or false", "false: exactly one joined answer.", _boolean),
 )
 

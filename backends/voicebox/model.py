@@ -16,7 +16,7 @@ class TritonPythonModel(StageModel):
 
     def start(self, metrics):
         from tritone.deployment import Deployment, run_directory
-        from tritone.stages.build import build_voicebox
+        from tritone.stages.build_speech import build_voicebox
 
         self.work = build_voicebox(Deployment.from_environment(), run_directory(), metrics, self.restarted)
 

@@ -50,6 +50,7 @@ CASES: dict[str, tuple[str, list[tuple[Any, Any]], list[Any]]] = {
     "speed": ("omni speech", [(0.5, 0.5), (1, 1.0), (2, 2.0)], [0.49, 2.01, NAN, 0, "1", True]),
     "audio_format": ("omni speech", [("float32", "float32"), ("pcm16_base64", "pcm16_base64")],
                      ["wav", "", 16, None]),
+    "audio_mode": ("omni speech", [("latency", "latency"), ("quality", "quality")], ["fast", "", "Quality", 1, None]),
     "stream": ("chat omni speech", [(True, True), (False, False)], [0, 1, "false", None]),
 }
 # fmt: on

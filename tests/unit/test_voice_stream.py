@@ -252,6 +252,17 @@ def test_blocks_are_never_longer_than_the_sound_before_them() -> None:
         assert STEP_FRAMES <= block_frames(index) <= sound
 
 
+def test_chunks_of_quality_are_large_from_the_first_on(box: VoiceBox, frames: Frames) -> None:
+    assert plan_chunks(300, "quality") == [109, 80, 80, 31]
+    assert sum(plan_chunks(189, "quality")) == 189
+    running = VoiceBoxStream(box, 3, "quality")
+    assert not len(running.push(frames.slice(0, 108), last=False))
+    first = running.push(frames.slice(108, 109), last=False)
+    assert len(first) == 80 * 300
+    rest = running.push(frames.slice(109, len(frames)), last=True)
+    assert np.abs(np.concatenate([first, rest]) - box.oneshot(frames, 3)).max() <= 1e-4
+
+
 def test_first_planned_chunk_gives_a_quarter_of_a_second(box: VoiceBox, frames: Frames) -> None:
     first = plan_chunks(len(frames))[0]
     assert len(VoiceBoxStream(box, 0).push(frames.slice(0, first), last=False)) == 6000

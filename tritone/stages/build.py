@@ -1,4 +1,4 @@
-"""Makes the stages of a resolved deployment: loads weights and creates the pools in the run directory."""
+"""Makes prefill and decode of a resolved deployment: loads weights and creates the pools in the run directory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tritone.models.decoder import DecoderConfig
     from tritone.stages.decode import DecodeStage
     from tritone.stages.prefill import PrefillStage
-    from tritone.stages.talker import TalkerStage
-    from tritone.stages.voicebox import VoiceBoxStage
 
 DECODE_CHUNK = 64
 """The most tokens of a prompt that decode computes in a step in which answers go on."""
@@ -75,26 +73,6 @@ def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> D
         faults=_faults(deployment, pages),
         prefill_scales=scales,
     )
-
-
-def build_talker(deployment: Deployment, directory: Path, metrics: Metrics, restarted: bool) -> TalkerStage:
-    from tritone.models.voice.talker import HibariTalker
-    from tritone.stages.talker import TalkerStage
-
-    assert deployment.voice is not None
-    talker = HibariTalker(Path(deployment.voice), deployment.talker.threads)
-    talker.warm_up()
-    return TalkerStage(talker, Views(directory), CancelBoard(directory), metrics, deployment.talker.max_queue, restarted)
-
-
-def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics, restarted: bool) -> VoiceBoxStage:
-    from tritone.models.voice.voicebox import VoiceBox
-    from tritone.stages.voicebox import VoiceBoxStage
-
-    assert deployment.voice is not None
-    box = VoiceBox(Path(deployment.voice), deployment.voicebox.threads)
-    box.warm_up()
-    return VoiceBoxStage(box, CancelBoard(directory), metrics, deployment.voicebox.max_queue, restarted)
 
 
 def build_engine(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,13 @@ from tritone.stages.reply import Reply
 from tritone.stages.speech import SpeechStage
 
 
-class TalkerStage(SpeechStage[TalkerSession]):
+@dataclass(frozen=True)
+class _Speaking:
+    session: TalkerSession
+    mode: str
+
+
+class TalkerStage(SpeechStage[_Speaking]):
     """Frames of a clause leave as soon as the clause is complete; ``speak`` events bring their whole text at once.
 
     The demo voice reads text alone, so hidden states are released unread, in :meth:`submit`, where they arrive.
@@ -40,25 +46,25 @@ class TalkerStage(SpeechStage[TalkerSession]):
             event = replace(event, hidden=())
         super().submit(event, reply)
 
-    def open(self, session: int, options: Options) -> TalkerSession:
-        return TalkerSession(self._talker, options.voice, options.speed)
+    def open(self, session: int, options: Options) -> _Speaking:
+        return _Speaking(TalkerSession(self._talker, options.voice, options.speed), options.audio_mode)
 
-    def work(self, state: TalkerSession, event: Event) -> Iterator[Event]:
+    def work(self, state: _Speaking, event: Event) -> Iterator[Event]:
         begun = time.monotonic()
         if event.kind in ("text", "speak"):
-            for frames in state.feed(event.text):
-                yield from self._events(event.session, frames, begun)
+            for frames in state.session.feed(event.text):
+                yield from self._events(event.session, state.mode, frames, begun)
                 begun = time.monotonic()
         if event.kind in ("end", "speak"):
-            for frames in state.finish():
-                yield from self._events(event.session, frames, begun)
+            for frames in state.session.finish():
+                yield from self._events(event.session, state.mode, frames, begun)
                 begun = time.monotonic()
 
-    def _events(self, session: int, frames: Frames, begun: float) -> Iterator[Event]:
+    def _events(self, session: int, mode: str, frames: Frames, begun: float) -> Iterator[Event]:
         self.metrics.observe("tritone_stage_seconds", time.monotonic() - begun)
         joined = np.concatenate([frames.features, frames.f0[:, None]], axis=1)
         start = 0
-        for size in plan_chunks(len(joined)):
+        for size in plan_chunks(len(joined), mode):
             stop = start + size
             yield Event(session, "frames", info={"last": stop == len(joined)}, frames=joined[start:stop])
             start = stop

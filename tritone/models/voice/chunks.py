@@ -1,5 +1,5 @@
 """How the frames of a clause are cut into chunks on their way to the VoiceBox: the first small, then
-growing."""
+growing; or all large, where the option ``audio_mode`` is ``quality``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ STEP_FRAMES = 20
 LARGEST_BLOCK = 4 * STEP_FRAMES
 
 
-def block_frames(index: int) -> int:
-    """Frames of the VoiceBox's block `index` of a clause: 49 (20 of sound), 20, 40, then 80 each.
+def block_frames(index: int, mode: str = "latency") -> int:
+    """Frames of the VoiceBox's block `index` of a clause: 49 (20 of sound), 20, 40, then 80 each; in mode
+    `quality` 109 (80 of sound), then 80 each.
 
     No block is longer than the sound of those before it, so even a Talker that is barely faster than real
     time fills the next block before the sound runs out; the later blocks are long because long matrix
     products are cheaper by the frame.
     """
+    if mode == "quality":
+        return LARGEST_BLOCK if index else LOOKAHEAD_FRAMES + LARGEST_BLOCK
     if index == 0:
         return LOOKAHEAD_FRAMES + STEP_FRAMES
     return min(STEP_FRAMES << min(index - 1, 8), LARGEST_BLOCK)
 
 
-def plan_chunks(total: int) -> list[int]:
+def plan_chunks(total: int, mode: str = "latency") -> list[int]:
     """Chunk sizes, in frames, that add up to `total`; none for 0. Raises ValueError for a negative total.
 
     The chunks are the VoiceBox's blocks, so that none waits there for its neighbour. A rest shorter than
@@ -36,7 +39,7 @@ def plan_chunks(total: int) -> list[int]:
     sizes: list[int] = []
     left = total
     while left > 0:
-        size = min(block_frames(len(sizes)), left)
+        size = min(block_frames(len(sizes), mode), left)
         if left - size < STEP_FRAMES:
             size = left
         sizes.append(size)

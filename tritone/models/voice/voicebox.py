@@ -13,6 +13,7 @@ from tritone.models.voice.decoder import Decoder, DecoderStream
 from tritone.models.voice.frames import Float32Array, Frames
 from tritone.models.voice.source import PulseSource, frame_noise
 from tritone.models.voice.spectrum import OverlapAdd, combine
+from tritone.options import AUDIO_MODES
 
 
 class VoiceBox:
@@ -52,10 +53,11 @@ class VoiceBox:
         return _Segment(self, seed, segment).run(frames.features, frames.f0, last=True)
 
     def warm_up(self) -> None:
-        """Runs once on made-up frames, so that the first request does not pay for lazy initialisation."""
-        count = block_frames(0) + block_frames(1)
-        frames = Frames(np.zeros((count, self.config.feature_width), np.float32), np.full(count, 200, np.float32))
-        VoiceBoxStream(self, seed=0).push(frames, last=True)
+        """Runs each mode on made-up frames, so that the first request does not pay for lazy initialisation."""
+        for mode in AUDIO_MODES:
+            count = block_frames(0, mode) + block_frames(1, mode)
+            frames = Frames(np.zeros((count, self.config.feature_width), np.float32), np.full(count, 200, np.float32))
+            VoiceBoxStream(self, seed=0, mode=mode).push(frames, last=True)
 
 
 class VoiceBoxStream:
@@ -68,8 +70,8 @@ class VoiceBoxStream:
     1e-4 at a peak of about 1.
     """
 
-    def __init__(self, box: VoiceBox, seed: int) -> None:
-        self._box, self._seed = box, seed
+    def __init__(self, box: VoiceBox, seed: int, mode: str = "latency") -> None:
+        self._box, self._seed, self._mode = box, seed, mode
         self._segment_index = 0
         self._segment, self._block_index = _Segment(box, seed, 0), 0
         self._features = np.zeros((0, box.config.feature_width), np.float32)  # frames not yet computed
@@ -88,7 +90,7 @@ class VoiceBoxStream:
         self._features = np.concatenate([self._features, frames.features])
         self._f0 = np.concatenate([self._f0, frames.f0])
         sound = []
-        while len(self._f0) >= (block := block_frames(self._block_index)):
+        while len(self._f0) >= (block := block_frames(self._block_index, self._mode)):
             sound.append(self._compute(block, last=False))
         if last:
             if self._block_index or len(self._f0):

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tritone.errors import bad
-from tritone.models.omni.voicebox.plan import MODES, ChunkPlan
+from tritone.models.omni.voicebox.plan import ChunkPlan
+from tritone.options import AUDIO_MODES
 
 Float32Array = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.integer[Any]]
@@ -56,8 +57,8 @@ class OmniVoiceBox(ABC):
 
     def stream(self, mode: str = "latency", seed: int = 0, voice: str | None = None) -> OmniStream:
         """The sound of a new session. Raises ``InvalidArgument`` for an unknown mode or voice."""
-        if mode not in MODES:
-            raise bad("mode", mode, ", ".join(MODES))
+        if mode not in AUDIO_MODES:
+            raise bad("mode", mode, ", ".join(AUDIO_MODES))
         return OmniStream(self, mode, seed, self.known_voice(voice))
 
     def oneshot(self, codes: Codes, seed: int = 0, voice: str | None = None) -> Float32Array:

@@ -1,12 +1,9 @@
-"""Which codes make a chunk: a pure function of the mode and the chunk's index."""
+"""Which codes make a chunk: a pure function of the mode and the chunk's index. ``latency`` begins with a small chunk and grows;
+``quality`` computes large ones from the first on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-MODES = ("latency", "quality")
-"""``latency`` begins with a small chunk and grows; ``quality`` computes large ones from the first on."""
-
 
 @dataclass(frozen=True)
 class ChunkPlan:

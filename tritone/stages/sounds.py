@@ -1,0 +1,73 @@
+"""What the VoiceBox stage needs of a vocoder, and the two kinds it runs: one takes features, one takes codes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tritone.models.omni.voicebox.box import OmniStream, OmniVoiceBox
+from tritone.models.voice.frames import Frames
+from tritone.models.voice.voicebox import VoiceBox, VoiceBoxStream
+from tritone.options import Options
+
+Floats = npt.NDArray[np.float32]
+
+
+class Sound(Protocol):
+    """The running sound of one session."""
+
+    def push(self, frames: Floats, last: bool) -> Floats:
+        """Adds frames [F, width] as events carry them; the samples that became certain, [M]. ``last`` ends the segment."""
+
+
+class SoundMaker(Protocol):
+    """A vocoder, warmed up; ``sample_rate`` in samples a second."""
+
+    @property
+    def sample_rate(self) -> int: ...
+
+    def open(self, options: Options) -> Sound: ...
+
+
+class FeatureSounds:
+    """The demo voice: a frame is its features and, last, its fundamental frequency in Hz."""
+
+    def __init__(self, box: VoiceBox) -> None:
+        box.warm_up()
+        self._box = box
+        self.sample_rate = box.sample_rate
+
+    def open(self, options: Options) -> Sound:
+        return _FeatureSound(VoiceBoxStream(self._box, options.sampling.seed, options.audio_mode))
+
+
+class CodeSounds:
+    """An omni checkpoint's vocoder: a frame is a code of each group."""
+
+    def __init__(self, box: OmniVoiceBox) -> None:
+        box.warm_up()
+        self._box = box
+        self.sample_rate = box.sample_rate
+
+    def open(self, options: Options) -> Sound:
+        # Where the codes decide the voice, the vocoder knows none.
+        voice = options.voice if self._box.voices else None
+        return _CodeSound(self._box.stream(options.audio_mode, options.sampling.seed, voice))
+
+
+class _FeatureSound:
+    def __init__(self, stream: VoiceBoxStream) -> None:
+        self._stream = stream
+
+    def push(self, frames: Floats, last: bool) -> Floats:
+        return self._stream.push(Frames(frames[:, :-1], frames[:, -1]), last)
+
+
+class _CodeSound:
+    def __init__(self, stream: OmniStream) -> None:
+        self._stream = stream
+
+    def push(self, frames: Floats, last: bool) -> Floats:
+        return self._stream.push(frames.astype(np.int64), last)
