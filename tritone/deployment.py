@@ -93,12 +93,21 @@ class Accuracy(_Part):
 
 
 class TalkerStage(_Part):
+    """The demo voice's Talker takes ``threads`` and ``max_queue`` alone; a checkpoint's own is an engine, with pages."""
+
     threads: int = Field(default=1, ge=1, le=512)
+    dtype: DType = "auto"
+    """Weights, activations and pages; ``auto`` is bfloat16 where the CPU multiplies it natively, else float32."""
     hidden_blocks: int = Field(default=2048, ge=16)
     """Blocks of the pool that carries hidden states from decode to the Talker, one block per event."""
     pool_tokens: int = Field(default=32768, ge=16)
-    """Tokens that fit into the Talker's own page pool, where it is the checkpoint's; `tritone doctor --plan` counts them."""
+    """Tokens that fit into the Talker's page pool (rounded down to whole pages): prompts as far as it reads them, and frames."""
+    max_sequences: int = Field(default=64, ge=1, le=4096)
+    """Answers spoken in one step; further ones wait."""
+    max_batch_tokens: int = Field(default=512, ge=16)
+    """Tokens computed in one step."""
     max_queue: int = Field(default=1024, ge=1)
+    """Pieces of text, or answers, that may wait; one more ends its request with UNAVAILABLE."""
 
 
 class VoiceBoxStage(_Part):
@@ -155,8 +164,8 @@ class Deployment(_Part):
     checkpoint: str = "demo:smollm2-135m-instruct"
     """A Hugging Face directory, a hub name (``Qwen/Qwen2.5-0.5B-Instruct``), or ``demo:smollm2-135m-instruct``."""
     voice: str | None = "demo:hibari"
-    """A prepared voice directory, ``demo:hibari``, or null for text only. ``checkpoint``, the checkpoint's own talker and
-    vocoder, is what `tritone doctor --plan` understands; it is not served yet."""
+    """A prepared voice directory, ``demo:hibari``, ``checkpoint`` (the omni checkpoint's own Talker and vocoder), or null for
+    text only."""
     page_size: int = Field(default=32, ge=16, le=64)
     """Tokens in one KV page, the same in prefill and decode."""
     max_context: int = Field(default=0, ge=0)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tritone.errors import InvalidArgument
 from tritone.media.features import MediaFeatures
+from tritone.models.omni.heard import Heard
 from tritone.options import Options
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -235,7 +236,7 @@ class Handoff:
 
     ``hidden`` refers to ``hidden_rows`` rows for the Talker (speech requests): those of the prompt's tokens, where the
     checkpoint has a Talker, and what it gets of the first token (``stages/hidden.py``). ``page_size`` in tokens. ``media``:
-    None for a prompt of text. ``digests`` of the pages' bytes in the order of their tokens, where the deployment has
+    None for a prompt of text. ``heard``: what the checkpoint's Talker reads of the prompt (speech requests). ``digests`` of the pages' bytes in the order of their tokens, where the deployment has
     ``integrity.checksum``.
     """
 
@@ -248,6 +249,7 @@ class Handoff:
     digests: tuple[int, ...] = ()
     hidden_rows: int = 0
     media: MediaKey | None = None
+    heard: Heard | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Handoff:
@@ -261,6 +263,7 @@ class Handoff:
             digests=tuple(data["digests"]),
             hidden_rows=data["hidden_rows"],
             media=MediaKey(**data["media"]) if data["media"] else None,
+            heard=Heard.from_json(data["heard"]) if data["heard"] else None,
         )
 
 
@@ -324,7 +327,7 @@ class Event:
     - ``start``: first of every session; ``info`` holds ``options`` and ``created``, and ``only_audio`` where the client gets
       no text.
     - ``text``: ``text`` delta; ``hidden`` refers to rows for the Talker, ``rows`` to each (speech requests). The first such
-      event brings those of the prompt; the last may have no text.
+      event brings those of the prompt, and ``heard``, what the checkpoint's Talker reads of it; the last may have no text.
     - ``speak``: start, text and end in one (the ``speech`` ensemble).
     - ``frames``: ``frames`` float32 [F, width] for the VoiceBox, features or codes, which float32 holds exactly;
       ``info.last`` ends the segment.
@@ -342,6 +345,7 @@ class Event:
     info: dict[str, Any] = field(default_factory=dict)
     hidden: tuple[BlockRefs, ...] = ()
     rows: tuple[int, ...] = ()
+    heard: Heard | None = None
     frames: npt.NDArray[np.float32] | None = None
     audio: npt.NDArray[np.float32] | None = None
     lost: str = ""
@@ -358,6 +362,8 @@ class Event:
             body["info"] = self.info
         if self.hidden:
             body |= {"hidden": [asdict(refs) for refs in self.hidden], "rows": self.rows}
+        if self.heard:
+            body["heard"] = self.heard.to_json()
         if self.lost:
             body["lost"] = self.lost
         return _json(body)
@@ -380,6 +386,7 @@ class Event:
             info=body.get("info", {}),
             hidden=tuple(BlockRefs.from_json(refs) for refs in body.get("hidden", ())),
             rows=tuple(body.get("rows", ())),
+            heard=Heard.from_json(body["heard"]) if "heard" in body else None,
             frames=tensors.get("frames"),
             audio=tensors.get("audio"),
             lost=body.get("lost", ""),

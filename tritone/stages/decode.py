@@ -282,7 +282,9 @@ class DecodeStage:
         info = answer.take_logprobs() if text or ended else {}
         if not text and not info and extra is None and not (ended and running.rows):
             return
-        refs, rows = ((extra,), (answer.handoff.hidden_rows,)) if extra is not None else ((), ())
+        handoff = answer.handoff
+        refs, rows = ((extra,), (handoff.hidden_rows,)) if extra is not None else ((), ())
+        heard = handoff.heard if extra is not None else None
         if running.rows:
             assert self._writer is not None
             held = torch.cat(running.rows)
@@ -292,7 +294,8 @@ class DecodeStage:
                 raise TritoneError(f"decode: hidden-state pool: {error}", "RESOURCE_EXHAUSTED") from None
             running.rows = []
         answer.last_sent = time.monotonic()
-        self._outbox.put(running.reply, Event(answer.session, "text", text=text, info=info, hidden=refs, rows=rows))
+        event = Event(answer.session, "text", text=text, info=info, hidden=refs, rows=rows, heard=heard)
+        self._outbox.put(running.reply, event)
 
     def _finish(self, running: _Running) -> None:
         answer = running.answer
