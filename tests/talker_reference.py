@@ -1,4 +1,4 @@
-"""What transformers' own generate does with a tiny omni checkpoint: the Talker's codes, and what the Thinker gave for them."""
+"""transformers' own generate with a tiny omni checkpoint: the Talker's codes, and the Thinker's rows that they were made of."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 import torch
 import transformers
 
+from tests.omni_prompts import Asked, ask, audio_token, image_token
 from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
 
-FAMILIES = ("qwen3", "qwen2.5")
+SPEAKER = "Ethan"
 
 
-@dataclass
-class Spoken:
-    """``ids`` [T] of the prompt; ``rows`` [T + answer, hidden] of the Thinker; ``codes`` [frames, codebooks]; ``stopped``:
-    by a stop token, not by the limit."""
+@dataclass(frozen=True)
+class Speech:
+    """``rows`` [prompt + answer, hidden]: one for each token that the Thinker took in. ``codes`` int64 [frames, codebooks]."""
 
-    ids: torch.Tensor
+    asked: Asked
     rows: torch.Tensor
     codes: torch.Tensor
-    stopped: bool
 
 
 class Reference:
@@ -32,10 +31,45 @@ class Reference:
         self.directory = directory
         self.model: Any = (make_qwen3_omni if family == "qwen3" else make_qwen25_omni)(directory)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-        if family != "qwen3":
+        self._kept: dict[str, Any] = {}
+        self.model.thinker.generate = self._recorded("thinker", self.model.thinker.generate)
+        self.model.talker.generate = self._recorded("talker", self.model.talker.generate)
+        vocoder = self.model.code2wav if family == "qwen3" else self.model.token2wav
+        vocoder.forward = vocoder.chunked_decode = lambda *args, **kwargs: torch.zeros(1, 1, 1)
+        if family == "qwen3":
+            # The positions of sounds are counted with it; transformers 5.24 looks for it here and leaves it out.
+            self.model.config.talker_config.audio_config = self.model.config.thinker_config.audio_config
+        else:
             self.model.load_speakers(directory / "spk_dict.pt")
             self._keep_mask()
-        self.speaker = "Ethan"
+
+    def speak(self, asked: Asked, words: int, frames: int, *, stops: list[int] | None = None) -> Speech:
+        """Greedy text of ``words`` tokens, and greedy speech of ``frames`` frames or until one of ``stops`` (default: the
+        checkpoint's)."""
+        inputs = dict(asked.inputs)
+        config = self.model.config.talker_config
+        if self.family == "qwen3":
+            stops = stops or [config.codec_eos_token_id]
+            # A frame's residual codes are made in the step after it.
+            options: dict[str, Any] = {"thinker_eos_token_id": None, "talker_max_new_tokens": frames + 1}
+        else:
+            stops = stops or [config.tts_codec_pad_token_id, config.tts_codec_end_token_id]
+            options = {"thinker_eos_token_id": -1, "talker_max_new_tokens": frames}
+            if "pixel_values" in inputs:  # which would reach the Talker too
+                inputs["thinker_pixel_values"] = inputs.pop("pixel_values")
+        self.model.generate(
+            **inputs, **options, speaker=SPEAKER, thinker_max_new_tokens=words, thinker_do_sample=False,
+            talker_do_sample=False, talker_eos_token_id=stops,
+        )
+        return Speech(asked, self._rows(asked, words), self._codes(stops))
+
+    def _recorded(self, name: str, call: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self._kept[name] = call(*args, **kwargs)
+            self._kept[f"{name}_arguments"] = kwargs
+            return self._kept[name]
+
+        return wrapped
 
     def _keep_mask(self) -> None:
         """generate of transformers 5.24 drops a mask of ones, and without one Qwen2.5's Talker leaves the signs of its codes
@@ -44,67 +78,30 @@ class Reference:
 
         @functools.wraps(forward)
         def kept(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
-            cache, rows = kwargs.get("cache"), kwargs.get("inputs_embeds")
-            new = 1 if rows is None else rows.shape[1]
-            past = 0 if cache is None else cache.get_seq_length()
-            return forward(*args, attention_mask=torch.ones(1, past + new, dtype=torch.long), **kwargs)
+            rows = kwargs.get("inputs_embeds")
+            length = kwargs["cache"].get_seq_length() + (1 if rows is None else rows.shape[1])
+            return forward(*args, attention_mask=torch.ones(1, length, dtype=torch.long), **kwargs)
 
         self.model.talker.forward = kept
 
-    def ids(self, *turns: tuple[str, str]) -> torch.Tensor:
-        messages = [{"role": role, "content": content} for role, content in turns]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self.tokenizer(text, return_tensors="pt").input_ids
-
-    def speak(self, ids: torch.Tensor, words: int, frames: int, speaker: str = "", **inputs: Any) -> Spoken:
-        """Greedy text of ``words`` tokens and greedy speech of at most ``frames`` tokens of codebook 0."""
-        kept: dict[str, Any] = {}
-        model, talker = self.model, self.model.talker
-        config = model.config.talker_config
-
-        def recorded(name: str, call: Any) -> Any:
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                kept[name] = call(*args, **kwargs)
-                kept[name + "_arguments"] = kwargs
-                return kept[name]
-
-            return wrapped
-
-        options: dict[str, Any] = {"thinker_eos_token_id": None} if self.family == "qwen3" else {
-            "talker_eos_token_id": [config.tts_codec_pad_token_id, config.tts_codec_end_token_id]
-        }
-        vocoder = model.code2wav if self.family == "qwen3" else model.token2wav
-        silence = lambda *args, **kwargs: torch.zeros(1, 1, 1)  # noqa: E731
-        model.thinker.generate = recorded("thinker", type(model.thinker).generate.__get__(model.thinker))
-        talker.generate = recorded("talker", type(talker).generate.__get__(talker))
-        vocoder.forward = vocoder.chunked_decode = silence
-        if self.family != "qwen3":
-            options |= {"thinker_eos_token_id": -1}
-        model.generate(
-            ids, speaker=speaker or self.speaker, thinker_max_new_tokens=words, thinker_do_sample=False,
-            talker_do_sample=False, talker_max_new_tokens=frames, **options, **inputs,
-        )
-        thinker, result = kept["thinker"], kept["talker"]
-        return Spoken(ids[0], self._rows(thinker), *self._codes(result, kept["talker_arguments"], frames))
-
-    def _rows(self, thinker: Any) -> torch.Tensor:
-        config = self.model.config
-        states = thinker.hidden_states
+    def _rows(self, asked: Asked, words: int) -> torch.Tensor:
+        config, states = self.model.config, self._kept["thinker"].hidden_states
         layer = config.talker_config.accept_hidden_layer if self.family == "qwen3" else -1
         embedded = torch.cat([step[0] for step in states], dim=1)[0]
         hidden = torch.cat([step[layer] for step in states], dim=1)[0]
-        suffix = "id" if self.family == "qwen3" else "index"
-        names = [getattr(config.thinker_config, f"{kind}_token_{suffix}") for kind in ("audio", "image")]
-        media = torch.isin(thinker.sequences[0, : len(hidden)], torch.tensor(names))[:, None]
+        ids = torch.tensor(asked.ids + [0] * (words - 1))
+        media = ((ids == audio_token(config.thinker_config)) | (ids == image_token(config.thinker_config)))[:, None]
         if self.family == "qwen3":
             return torch.where(media, hidden, embedded)
         return hidden + torch.where(media, 0.0, embedded)
 
-    def _codes(self, result: Any, arguments: Any, frames: int) -> tuple[torch.Tensor, bool]:
+    def _codes(self, stops: list[int]) -> torch.Tensor:
+        result = self._kept["talker"]
         if self.family == "qwen3":
-            tokens = result.sequences[0]
-            codes = torch.cat([step[-1] for step in result.hidden_states if step[-1] is not None])
-            return codes, int(tokens[-1]) == self.model.config.talker_config.codec_eos_token_id
-        tokens = result[0, arguments["input_ids"].shape[1] :]
-        stopped = int(tokens[-1]) in arguments["eos_token_id"]
-        return (tokens[:-1] if stopped else tokens)[:, None], stopped
+            return torch.cat([step[-1] for step in result.hidden_states if step[-1] is not None])
+        tokens = result[0, self._kept["talker_arguments"]["input_ids"].shape[1] :]
+        return (tokens[:-1] if int(tokens[-1]) in stops else tokens)[:, None]
+
+
+def ask_text(reference: Reference, text: int = 0) -> Asked:
+    return ask(reference.model, reference.tokenizer, 0, text)

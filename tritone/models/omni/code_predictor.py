@@ -38,7 +38,7 @@ class CodePredictor:
         codes: list[Tensor] = []
         for index, head in enumerate(self._heads):
             out = self._decoder.forward(self._batch(count, 2 if index == 0 else 1, index + 2), kv, inputs)
-            logits = head(out[1::2] if index == 0 else out).float()
+            logits = head(out.view(count, -1, out.shape[-1])[:, -1].contiguous()).float()
             codes.append(_chosen(logits, draws, index + 1))
             if index + 1 < len(self._heads):
                 inputs = functional.embedding(codes[-1], self.tables[index])
