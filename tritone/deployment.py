@@ -101,7 +101,7 @@ class TalkerStage(_Part):
     hidden_blocks: int = Field(default=2048, ge=16)
     """Blocks of the pool that carries hidden states from decode to the Talker, one block per event."""
     pool_tokens: int = Field(default=32768, ge=16)
-    """Tokens that fit into the Talker's page pool (rounded down to whole pages): prompts as far as it reads them, and frames."""
+    """Tokens that fit into the Talker's page pool: prompts as far as it reads them, and frames. Rounded down to whole pages."""
     max_sequences: int = Field(default=64, ge=1, le=4096)
     """Answers spoken in one step; further ones wait."""
     max_batch_tokens: int = Field(default=512, ge=16)

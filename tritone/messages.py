@@ -236,8 +236,8 @@ class Handoff:
 
     ``hidden`` refers to ``hidden_rows`` rows for the Talker (speech requests): those of the prompt's tokens, where the
     checkpoint has a Talker, and what it gets of the first token (``stages/hidden.py``). ``page_size`` in tokens. ``media``:
-    None for a prompt of text. ``heard``: what the checkpoint's Talker reads of the prompt (speech requests). ``digests`` of the pages' bytes in the order of their tokens, where the deployment has
-    ``integrity.checksum``.
+    None for a prompt of text. ``heard``: what the checkpoint's Talker reads of the prompt (speech requests). ``digests`` of
+    the pages' bytes in the order of their tokens, where the deployment has ``integrity.checksum``.
     """
 
     first: TokenInfo

@@ -5,20 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritone.deployment import Deployment, EngineStage
+from tritone.deployment import OWN_VOICE, Deployment, EngineStage
 from tritone.integrity import Ledger, NoTracker, Tracker
 from tritone.integrity.agreement import check_pools
 from tritone.integrity.faults import Faults
 from tritone.metrics import Metrics
+from tritone.models.omni.families import FAMILIES
 from tritone.pools import BlockPool, CancelBoard, Views
 from tritone.pools.pool import torch_view
 from tritone.progress import LoadProgress
-from tritone.sizes import HIDDEN_ROWS, ITEM_SIZES, KV_DTYPES, page_count
+from tritone.sizes import HIDDEN_ROWS, ITEM_SIZES, KV_DTYPES, model_type, page_count
 
 if TYPE_CHECKING:
     from tritone.engine.engine import Engine
     from tritone.models.decoder import DecoderConfig
+    from tritone.models.omni.heard import Hearing
+    from tritone.models.omni.towers import Towers
     from tritone.stages.decode import DecodeStage
+    from tritone.stages.hidden import AnswerRows
     from tritone.stages.prefill import PrefillStage
 
 DECODE_CHUNK = 64
@@ -31,7 +35,7 @@ SIZES = {"pool_tokens", "pool_bytes", "max_sequences", "max_batch_tokens", "max_
 def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> PrefillStage:
     from tritone.stages.prefill import PrefillStage
 
-    engine, pages, hidden = build_engine(deployment, deployment.prefill, directory, "prefill")
+    engine, pages, hidden = build_engine(deployment, deployment.prefill, directory, "prefill", handed=True)
     _warm_up(engine)
     return PrefillStage(
         engine,
@@ -44,6 +48,9 @@ def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> 
         lease_seconds=deployment.lease_seconds,
         checksum=deployment.integrity.checksum,
         faults=_faults(deployment, pages),
+        rows=_rows(deployment, engine),
+        hearing=_hearing(deployment),
+        towers=_towers(deployment, directory),
     )
 
 
@@ -72,19 +79,28 @@ def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> D
         transfer_seconds=deployment.integrity.transfer_seconds,
         faults=_faults(deployment, pages),
         prefill_scales=scales,
+        rows=_rows(deployment, engine),
     )
 
 
 def build_engine(
-    deployment: Deployment, part: EngineStage, directory: Path, name: str, *, max_chunk_tokens: int | None = None
+    deployment: Deployment,
+    part: EngineStage,
+    directory: Path,
+    name: str,
+    *,
+    max_chunk_tokens: int | None = None,
+    handed: bool = False,
 ) -> tuple[Engine, BlockPool, BlockPool | None]:
-    """An engine with its page pool and, where a voice is loaded, its hidden-state pool; files begin with ``name``."""
+    """An engine with its page pool and, where a voice is loaded, its hidden-state pool; files begin with ``name``.
+
+    ``handed``: it keeps what the checkpoint's Talker gets of each token, if the voice is that Talker's."""
     import torch
 
     from tritone.engine.engine import Engine
     from tritone.engine.prefix_cache import PrefixCache
     from tritone.engine.scheduler import Scheduler
-    from tritone.kernels import QuantizedPages
+    from tritone.kernels import KV, QuantizedPages
     from tritone.models.decoder import load_decoder, load_kv_scales
 
     torch.set_num_threads(part.threads)
@@ -123,10 +139,44 @@ def build_engine(
         tracker=Tracker(pages, ledger, log_only=deployment.integrity.mode == "log") if ledger else NoTracker(),
         max_chunk_tokens=max_chunk_tokens,
     )
-    kv: torch.Tensor = torch_view(pages.data, kv_dtype, shape)
+    kv: KV = torch_view(pages.data, kv_dtype, shape)
     if part.kv == "fp8":
-        return Engine(model, QuantizedPages(kv, load_kv_scales(part.checkpoint, config)), scheduler), pages, hidden
-    return Engine(model, kv, scheduler), pages, hidden
+        kv = QuantizedPages(torch_view(pages.data, kv_dtype, shape), load_kv_scales(part.checkpoint, config))
+    rows = None
+    if handed and deployment.voice == OWN_VOICE:
+        held = (page_count(deployment, part), deployment.page_size, config.hidden_size)
+        rows = torch.zeros(held, dtype=getattr(torch, part.dtype))
+    return Engine(model, kv, scheduler, rows), pages, hidden
+
+
+def _rows(deployment: Deployment, engine: Engine) -> AnswerRows | None:
+    """What the Talker gets of an answer, if it is the checkpoint's own."""
+    from tritone.models.decoder import Decoder
+    from tritone.stages.hidden import answer_rows
+
+    if deployment.voice != OWN_VOICE:
+        return None
+    assert isinstance(engine.model, Decoder)
+    return answer_rows(engine.model)
+
+
+def _hearing(deployment: Deployment) -> Hearing | None:
+    from tritone.models.omni.talker import hearing_of
+
+    return hearing_of(deployment.checkpoint) if deployment.voice == OWN_VOICE else None
+
+
+def _towers(deployment: Deployment, directory: Path) -> Towers | None:
+    """What computes audio and images, for a checkpoint that takes them."""
+    import torch
+
+    from tritone.models.omni.towers import Towers
+
+    part = deployment.prefill
+    assert part.checkpoint is not None
+    if model_type(Path(part.checkpoint)) not in FAMILIES:
+        return None
+    return Towers(deployment.checkpoint, getattr(torch, part.dtype), progress=LoadProgress(directory, "prefill_towers"))
 
 
 def _faults(deployment: Deployment, pages: BlockPool) -> Faults:

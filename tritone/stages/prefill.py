@@ -12,16 +12,18 @@ from tritone.engine.engine import Engine, Output
 from tritone.engine.media import media_key
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
-from tritone.errors import InvalidArgument
+from tritone.errors import InvalidArgument, TritoneError
 from tritone.fatal import end_if_out_of_memory
 from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Failure, GenerateRequest, Handoff, Prefilled
 from tritone.metrics import Metrics
+from tritone.models.omni.heard import Heard, Hearing
 from tritone.models.omni.prompt import MediaPrompt
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted
 from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.hidden import AnswerRows, HiddenWriter, StateRows
 from tritone.stages.loop import EngineLoop
+from tritone.stages.media import MediaTowers, MediaWorker
 from tritone.stages.outbox import Outbox
 from tritone.stages.pace import Pace
 from tritone.stages.reply import Reply
@@ -64,15 +66,20 @@ class PrefillStage:
         checksum: bool = False,
         faults: Faults | None = None,
         rows: AnswerRows | None = None,
+        hearing: Hearing | None = None,
+        towers: MediaTowers | None = None,
     ) -> None:
         """``checksum``: a hand-over carries digests of its pages. ``rows``: what the Talker gets of the first token (default:
-        the state it was chosen from)."""
+        the state it was chosen from). ``hearing``: what the checkpoint's Talker reads of a prompt. ``towers``: computes the
+        media of prompts, where the checkpoint takes some."""
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._pages = pages
         self._hidden = hidden
         self._writer = HiddenWriter(hidden, lease_seconds) if hidden else None
         self._rows = rows or StateRows()
+        self._hearing = hearing
+        self._media = MediaWorker(towers) if towers is not None else None
         self._board = board
         self._metrics = metrics
         self._max_queue = max_queue
@@ -82,6 +89,8 @@ class PrefillStage:
         self._checksum = checksum
         self._faults = faults or Faults((), pages, 0.0)
         self._jobs: dict[int, tuple[_Job, Sequence]] = {}
+        self._seeing: dict[int, _Job] = {}
+        """Requests whose media are computed, or wait for that."""
         self._lent: dict[BlockRefs, tuple[int, float]] = {}
         self._lent_hidden: dict[int, BlockRefs] = {}
         # Beats come from there: a step may take longer than a client that left should wait.
@@ -89,15 +98,46 @@ class PrefillStage:
         self._loop = EngineLoop(self, "prefill")
 
     def submit(self, request: GenerateRequest, reply: Reply[Prefilled], prompt: MediaPrompt | None = None) -> None:
-        """``prompt``: the media among the request's ids, which are the prompt's."""
+        """``prompt``: the media among the request's ids, which are the prompt's, where they are computed already."""
         now = time.monotonic()
         if reply.is_cancelled():
             self._board.post(request.session)
-        self._loop.post(lambda: self._add(_Job(request, prompt, reply, now, now)))
+        job = _Job(request, prompt, reply, now, now)
+        if request.media is None or prompt is not None:
+            self._loop.post(lambda: self._add(job))
+        else:
+            self._loop.post(lambda: self._see(job))
 
     def stop(self) -> None:
+        if self._media is not None:
+            self._media.stop()
         self._loop.stop()
         self._outbox.stop()
+
+    def _see(self, job: _Job) -> None:
+        """Have a request's media computed, beside the engine; then it is added."""
+        if self._media is None:
+            message = "prefill: this checkpoint takes no media"
+            self._answer(job, failure=Failure("error", "INVALID_ARGUMENT", message))
+            return
+        if len(self._seeing) >= self._max_queue:
+            message = f"prefill.max_queue: {self._max_queue} requests with media wait already; try again in 1 s"
+            self._answer(job, failure=Failure("error", "UNAVAILABLE", message))
+            return
+        request = job.request
+        self._seeing[request.session] = job
+        self._media.compute(
+            request, lambda: request.session in self._seeing, lambda made: self._loop.post(lambda: self._seen(job, made))
+        )
+
+    def _seen(self, job: _Job, made: MediaPrompt | TritoneError) -> None:
+        if self._seeing.pop(job.request.session, None) is None:
+            return
+        if isinstance(made, TritoneError):
+            self._answer(job, failure=Failure("error", made.code, made.message))
+            return
+        job.prompt = made
+        self._add(job)
 
     def _add(self, job: _Job) -> None:
         wait = self._pace.seconds(self._tokens_left())
@@ -168,7 +208,11 @@ class PrefillStage:
                 del self._jobs[session]
                 self._scheduler.remove(sequence)
                 self._answer(job, failure=Failure("cancelled"))
-        self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting))
+        for session, job in list(self._seeing.items()):
+            if self._board.is_cancelled(session):
+                del self._seeing[session]
+                self._answer(job, failure=Failure("cancelled"))
+        self._metrics.gauge("tritone_queue_requests", len(self._scheduler.waiting) + len(self._seeing))
         self._metrics.gauge("tritone_running_requests", len(self._scheduler.running))
         blocks = self._pages.gauges()
         self._metrics.gauges("tritone_pages", blocks)
@@ -176,7 +220,7 @@ class PrefillStage:
         if self._hidden:
             self._metrics.gauges("tritone_hidden_blocks", self._hidden.gauges())
         leases = self._pages.leases or (self._hidden is not None and self._hidden.leases)
-        return bool(self._jobs) or bool(leases)
+        return bool(self._jobs) or bool(self._seeing) or bool(leases)
 
     def _tend_lent(self, refs: BlockRefs, session: int, seconds: float) -> None:
         hidden = self._lent_hidden.get(session)
@@ -214,6 +258,7 @@ class PrefillStage:
             page_size=self._scheduler.page_size,
             hidden=hidden,
             hidden_rows=count,
+            heard=self._heard(job) if hidden is not None else None,
             media=sequence.media,
             cached_tokens=sequence.cached,
             timings={"queue": started - job.arrived, "prefill": now - started, "handed_over": now},
@@ -236,17 +281,24 @@ class PrefillStage:
             rows.insert(0, self._engine.handed_rows(sequence, sequence.prompt_length))
         return torch.cat(rows)
 
+    def _heard(self, job: _Job) -> Heard | None:
+        if self._hearing is None or self._engine.handed is None:
+            return None
+        return self._hearing(job.request.ids, job.prompt.positions if job.prompt is not None else None)
+
     def _answer(self, job: _Job, *, handoff: Handoff | None = None, failure: Failure | None = None) -> None:
         if failure is not None:
             self._metrics.count("tritone_requests_total", outcome=failure.kind)
-        self._outbox.put(job.reply, Prefilled(job.request, job.request.session, handoff, failure), last=True)
+        # The media go no further.
+        request = replace(job.request, media=None)
+        self._outbox.put(job.reply, Prefilled(request, request.session, handoff, failure), last=True)
 
     def _beat(self) -> None:
         """Called by the outbox. A job leaves ``_jobs`` before its answer is put there, so no beat comes after it."""
         now = time.monotonic()
-        for job, _ in list(self._jobs.values()):
+        for job in [*(job for job, _ in list(self._jobs.values())), *list(self._seeing.values())]:
             if now - job.beat >= BEAT_SECONDS:
                 job.beat = now
-                request = None if job.announced else replace(job.request, ids=job.request.ids[:0])
+                request = None if job.announced else replace(job.request, ids=job.request.ids[:0], media=None)
                 job.announced = True
                 job.reply.send(Prefilled(request, job.request.session))

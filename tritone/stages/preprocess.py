@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tritone.deployment import Deployment
+from tritone.deployment import OWN_VOICE, Deployment
 from tritone.errors import InvalidArgument, bad
 from tritone.media.features import Expanded
 from tritone.messages import Event, GenerateRequest
 from tritone.models.omni.families import FAMILIES
 from tritone.options import Options, Role, Sampling, parse_options
 from tritone.text.chat import decode_text, parse_messages
+from tritone.voices import known_voices
 
 if TYPE_CHECKING:
     from tritone.media.parts import Medium
@@ -40,14 +41,13 @@ class PreprocessStage:
         self.default_max_tokens = deployment.default_max_tokens
         self.stop_ids, self.sampling = _generation_config(directory, self.tokenizer.eos_token_id)
         self.vocabulary = _vocabulary_size(config, len(self.tokenizer))
-        self.voices: tuple[str, ...] = ()
-        self.default_voice = ""
-        if deployment.voice:
-            voice = json.loads((Path(deployment.voice) / "voice.json").read_text())
-            self.voices, self.default_voice = tuple(voice["voices"]), voice["default_voice"]
+        self._own_voice = deployment.voice == OWN_VOICE
+        voices = known_voices(deployment)
+        self.voices = voices.names if voices else ()
+        self.default_voice = voices.default if voices else ""
 
     def options(self, parameters: Mapping[str, Any], role: Role) -> Options:
-        return parse_options(
+        options = parse_options(
             parameters,
             role,
             voices=self.voices,
@@ -55,6 +55,9 @@ class PreprocessStage:
             sampling=self.sampling,
             draw_seed=lambda: secrets.randbits(63),
         )
+        if self._own_voice and options.speed != 1.0:
+            raise bad("speed", options.speed, "1.0 (the checkpoint's own voice has one pace)")
+        return options
 
     def generate(self, raw: bytes, parameters: Mapping[str, Any], role: Role) -> GenerateRequest:
         """The request of the ensembles ``chat`` and ``omni``; raises :class:`InvalidArgument`."""
@@ -89,6 +92,8 @@ class PreprocessStage:
     def speech(self, raw: bytes, parameters: Mapping[str, Any]) -> Event:
         """The request of the ensemble ``speech``: the text to speak, as one event."""
         created = time.monotonic()
+        if self._own_voice:
+            raise InvalidArgument("text: the checkpoint's own voice speaks answers alone; allowed: the ensembles omni and chat")
         options = self.options(parameters, "speech")
         text = decode_text(raw, "text")
         if not text.strip():

@@ -122,7 +122,7 @@ class SessionStage(ABC, Generic[State]):
         reply.send(event, last=True)
 
     def _failure(self, session: int, error: Exception, *, last: bool) -> Event:
-        """End the session and stop the stages before this one; gives its error event. ``last``: none of its events will come."""
+        """End the session and stop the stages before this one; gives its error event. ``last``: no event of it comes after."""
         # In this order: the thread of submit must never find the session in neither.
         if not last:
             self._failed.add(session)

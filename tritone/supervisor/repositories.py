@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tritone.errors import TritoneError
@@ -25,6 +26,17 @@ class Repositories:
         for path in self.paths:
             for kept in path.glob(f"{model}/*/.keep"):
                 kept.touch()
+
+    def describe(self, model: str, parameters: Mapping[str, str]) -> None:
+        """Adds parameters to the configuration of ``model``, where clients can read them."""
+        lines = [
+            f'parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}\n'
+            for key, value in parameters.items()
+        ]
+        for path in self.paths:
+            for config in path.glob(f"{model}/config.pbtxt"):
+                with config.open("a") as file:
+                    file.writelines(lines)
 
     def steps(self) -> dict[str, tuple[str, ...]]:
         """The models that each ensemble consists of."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from tritone.checkpoints import Progress, resolve_checkpoint, resolve_voice
 from tritone.deployment import DENSE_WEIGHTS, OWN_VOICE, Deployment, EngineStage
 from tritone.errors import bad
-from tritone.sizes import token_bytes
+from tritone.models.omni.families import FAMILIES
+from tritone.sizes import decoder_config, model_type, token_bytes
 
 STORED_DIFFERENTLY = frozenset(
     {"_name_or_path", "architectures", "compression_config", "dtype", "quantization_config", "torch_dtype",
@@ -17,7 +18,7 @@ STORED_DIFFERENTLY = frozenset(
 )
 """Fields of a config.json that may differ between two copies of one model."""
 
-SERVED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+SERVED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe", *FAMILIES)
 """What the stages can load; here again so that a start is refused before any of them runs, and without torch."""
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -26,11 +27,9 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress | None = None) -> Deployment:
     """Prepares checkpoint and voice (once, in ``cache``) and fills in what is automatic. Ports stay as they are: they
     are chosen at the start itself. Raises TritoneError when something cannot be had."""
-    if deployment.voice == OWN_VOICE:  # before a checkpoint of many gigabytes is fetched
-        raise bad("voice", deployment.voice, "a voice directory, demo:hibari or null; this one is only planned (doctor --plan)")
     checkpoint = resolve_checkpoint(deployment.checkpoint, cache, progress)
     _check_served(checkpoint)
-    voice = None if deployment.voice is None else resolve_voice(deployment.voice, cache, progress)
+    voice = _voice(deployment.voice, checkpoint, cache, progress)
     size = deployment.page_size
     stages = {}
     for name in ("prefill", "decode"):
@@ -44,18 +43,18 @@ def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress |
         deployment.model_dump()
         | {
             "checkpoint": str(checkpoint.resolve()),
-            "voice": None if voice is None else str(voice.resolve()),
+            "voice": voice,
             "max_context": context,
         }
-        | {name: part.model_dump() for name, part in stages.items()},
+        | {name: part.model_dump() for name, part in stages.items()}
+        | {"talker": deployment.talker.model_dump() | {"dtype": _dtype(deployment.talker.dtype)}},
         deployment.name,
     )
 
 
 def checkpoint_context(checkpoint: Path) -> int:
     """The longest sequence the checkpoint was made for, from its config.json."""
-    config = json.loads((checkpoint / "config.json").read_text())
-    value = config.get("max_position_embeddings")
+    value = decoder_config(checkpoint).get("max_position_embeddings")
     if not isinstance(value, int) or value < 1:
         raise bad("max_position_embeddings", value, f"a positive number in {checkpoint / 'config.json'}")
     return value
@@ -91,21 +90,35 @@ def has_bfloat16() -> bool:
 
 
 def _stage(name: str, stage: EngineStage, checkpoint: Path, page_size: int) -> EngineStage:
-    dtype = DENSE_WEIGHTS.get(stage.weights, stage.dtype)
-    if dtype == "auto":
-        dtype = "bfloat16" if has_bfloat16() else "float32"
+    dtype = _dtype(DENSE_WEIGHTS.get(stage.weights, stage.dtype))
     kv = stage.kv if stage.kv != "auto" else {"bfloat16": "bf16", "float32": "float32"}[dtype]
     tokens = stage.pool_tokens
     if stage.pool_bytes:
-        tokens = stage.pool_bytes // (token_bytes(checkpoint, kv) * page_size) * page_size
+        page_bytes = token_bytes(checkpoint, kv) * page_size
+        tokens = stage.pool_bytes // page_bytes * page_size
         if not tokens:
-            raise bad(f"{name}.pool_bytes", stage.pool_bytes, f"at least {token_bytes(checkpoint, kv) * page_size}, one page")
+            raise bad(f"{name}.pool_bytes", stage.pool_bytes, f"at least {page_bytes}, one page")
     known = {"threads": stage.threads or usable_cores(), "dtype": dtype, "kv": kv, "pool_tokens": tokens, "pool_bytes": 0}
     return stage.model_copy(update=known | {"checkpoint": str(checkpoint.resolve())})
 
 
+def _dtype(asked: str) -> str:
+    return asked if asked != "auto" else "bfloat16" if has_bfloat16() else "float32"
+
+
+def _voice(name: str | None, checkpoint: Path, cache: Path, progress: Progress | None) -> str | None:
+    """The directory of a prepared voice, or what stands for the checkpoint's own, or nothing."""
+    if name is None:
+        return None
+    if name != OWN_VOICE:
+        return str(resolve_voice(name, cache, progress).resolve())
+    if model_type(checkpoint) not in FAMILIES:
+        raise bad("voice", name, f"another one or null: {checkpoint} is none of {', '.join(FAMILIES)}")
+    return name
+
+
 def _check_served(checkpoint: Path) -> None:
-    found = json.loads((checkpoint / "config.json").read_text()).get("model_type")
+    found = model_type(checkpoint)
     if found not in SERVED_MODEL_TYPES:
         raise bad(f"checkpoint: model_type in {checkpoint / 'config.json'}", found, ", ".join(SERVED_MODEL_TYPES))
 

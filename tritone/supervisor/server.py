@@ -14,7 +14,7 @@ from tritone.cache import default_cache
 from tritone.checkpoints import Progress
 from tritone.checkpoints.progress import silent
 from tritone.compiler import BuildError
-from tritone.deployment import ENVIRONMENT, Deployment
+from tritone.deployment import ENVIRONMENT, OWN_VOICE, Deployment
 from tritone.errors import TritoneError
 from tritone.progress import loaded_bytes
 from tritone.supervisor import control
@@ -29,6 +29,7 @@ from tritone.supervisor.repositories import Repositories, check_repositories
 from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
 from tritone.supervisor.status import write_status
 from tritone.supervisor.watch import StageState, StageWatch, unready_models
+from tritone.voices import known_voices
 
 START_SECONDS = 300.0
 GRACE_SECONDS = 3.0
@@ -59,11 +60,18 @@ class StartError(TritoneError):
     code = "UNAVAILABLE"
 
 
+def _served_models(deployment: Deployment) -> tuple[str, ...]:
+    if deployment.voice is None:
+        return ("chat",)
+    return ("omni", "chat") if deployment.voice == OWN_VOICE else ("omni", "chat", "speech")
+
+
 class Server:
     """A context manager: ``with Server(deployment) as server:`` is ready to be asked and leaves nothing behind.
 
     ``deployment`` is a resolved one (see ``resolve_deployment``); its ports may be 0. ``models`` are loaded at the start,
-    with the steps they consist of; by default ``omni``, ``chat`` and ``speech``, or only ``chat`` where voice is null.
+    with the steps they consist of; by default ``omni``, ``chat`` and ``speech``, without ``speech`` where the voice is the
+    checkpoint's own, or only ``chat`` where it is null.
     ``shared_memory`` tells how many bytes of /dev/shm the deployment's pools take.
     """
 
@@ -82,7 +90,7 @@ class Server:
     ) -> None:
         self.deployment = deployment
         self._wanted = deployment.server
-        self.models = tuple(models or (("chat",) if deployment.voice is None else ("omni", "chat", "speech")))
+        self.models = tuple(models or _served_models(deployment))
         self.log: Path | None = None
         self._repositories = tuple(Path(path).resolve() for path in repositories)
         self._backends = Path(backends)
@@ -158,6 +166,9 @@ class Server:
         self._run = RunDirectory.create(self.deployment)
         try:
             self._copies = Repositories(self._repositories, self._run.path / "models")
+            if voices := known_voices(self.deployment):
+                for model in ("omni", "speech"):
+                    self._copies.describe(model, {"voices": ", ".join(voices.names), "default_voice": voices.default})
             if library is not None:
                 guarded = self._backend_directory / "python" / self._installation.library.name
                 self._guard = Guard(self._run.path, guarded, self._installation.library)

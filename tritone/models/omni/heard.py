@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,12 @@ class Heard:
         if values["positions"] is not None:
             values["positions"] = tuple(map(tuple, values["positions"]))
         return cls(**values)
+
+
+class Hearing(Protocol):
+    """What is read of a prompt of ids int32 [T]; ``positions`` int32 [3, T] of one with media."""
+
+    def __call__(self, ids: Ints, positions: Ints | None) -> Heard: ...
 
 
 def hear_all(ids: Ints, positions: Ints | None) -> Heard:

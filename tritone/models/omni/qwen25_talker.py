@@ -51,6 +51,8 @@ class Qwen25Talker:
         self.stops = frozenset((codes.pad, codes.end))
         # The reference counts its placeholders of the prompt.
         self.penalised = frozenset((codes.mask, codes.pad, codes.begin))
+        self.codebooks = 1
+        self.thinker_size = decoder.config.embedding_size
         self._projection = projection
         self._begins = begins
 

@@ -73,6 +73,8 @@ class Qwen3Talker:
         self.voices = voices
         self.stops = frozenset((ids.stop,))
         self.penalised: frozenset[int] = frozenset()
+        self.codebooks = 1 + len(predictor.tables)
+        self.thinker_size = signs.shape[1]
         with torch.inference_mode():
             self.begin, self.end, self.pad = text(signs.to(decoder.dtype))
         self._predictor = predictor

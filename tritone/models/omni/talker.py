@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tritone.errors import bad
-from tritone.kernels import default_kernels
 from tritone.models.decoder import load_decoder
 from tritone.models.decoder.checkpoint import Checkpoint, Progress
 from tritone.models.decoder.weights import LinearReader
 from tritone.models.omni.code_predictor import CodePredictor
+from tritone.models.omni.heard import Hearing, hear_all, hear_user
 from tritone.models.omni.qwen3_talker import Ids, Projection, Qwen3Talker
 from tritone.models.omni.qwen25_talker import Codes, Qwen25Talker
 from tritone.models.omni.voices import Voices
@@ -104,6 +105,15 @@ def voices_of(path: str | Path) -> Voices:
     if config["model_type"] == "qwen2_5_omni":
         return Voices.of(_speakers(path), "chelsie")
     return Voices.of(config["talker_config"]["speaker_id"], "ethan")
+
+
+def hearing_of(path: str | Path) -> Hearing:
+    """What the Talker of an omni checkpoint reads of a prompt, without its weights."""
+    config = _declared(path)
+    if config["model_type"] == "qwen2_5_omni":
+        return hear_all
+    ids = _ids(config)
+    return partial(hear_user, turn=ids.turn, user=ids.user, assistant=ids.assistant, media=ids.media)
 
 
 def speech_defaults(path: str | Path) -> SpeechDefaults:

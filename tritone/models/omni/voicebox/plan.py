@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+
 @dataclass(frozen=True)
 class ChunkPlan:
     """Chunks of ``lead + first`` units, then ``first``, twice that, and so on up to ``largest``; ``unit`` is in frames.

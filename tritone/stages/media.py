@@ -1,0 +1,52 @@
+"""Prefill's second thread: computes the media of prompts beside the engine, so that prompts of text do not wait for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from tritone.errors import TritoneError
+from tritone.fatal import end_if_out_of_memory
+from tritone.media.features import MediaFeatures
+from tritone.messages import GenerateRequest
+from tritone.models.omni.prompt import Ints, MediaPrompt
+from tritone.stages.fair import FairWorker
+
+log = logging.getLogger(__name__)
+
+
+Done = Callable[[MediaPrompt | TritoneError], None]
+
+
+class MediaTowers(Protocol):
+    """:class:`tritone.models.omni.towers.Towers`."""
+
+    def prompt(self, ids: Ints, media: MediaFeatures) -> MediaPrompt: ...
+
+
+class MediaWorker:
+    """First come, first served, one prompt at a time."""
+
+    def __init__(self, towers: MediaTowers) -> None:
+        self._towers = towers
+        self._worker = FairWorker("prefill-media")
+
+    def compute(self, request: GenerateRequest, wanted: Callable[[], bool], done: Done) -> None:
+        """Calls ``done`` in the worker's thread, unless the request is no longer ``wanted`` at its turn."""
+        self._worker.submit(request.session, lambda: self._run(request, wanted, done))
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+    def _run(self, request: GenerateRequest, wanted: Callable[[], bool], done: Done) -> Iterator[None]:
+        yield from ()
+        assert request.media is not None
+        if not wanted():
+            return
+        try:
+            done(self._towers.prompt(request.ids, request.media))
+        except Exception as error:  # one request's fault ends that request
+            end_if_out_of_memory("prefill", error)
+            log.exception("prefill")
+            done(error if isinstance(error, TritoneError) else TritoneError(f"prefill: {error!r}"))
