@@ -63,6 +63,10 @@ class Reference:
         )
         return Speech(asked, self._rows(asked, words), self._codes(stops))
 
+    def answered(self, asked: Asked) -> list[int]:
+        """The tokens of the answer that was spoken last."""
+        return [int(token) for token in self._kept["thinker"].sequences[0, len(asked.ids) :]]
+
     def _recorded(self, name: str, call: Any) -> Any:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             self._kept[name] = call(*args, **kwargs)

@@ -34,6 +34,14 @@ log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 16
 
 
+@dataclass(frozen=True)
+class Told:
+    """What an event brings for the Talker: the Thinker's rows, each [N, hidden], and of the prompt what is read of it."""
+
+    rows: list[Tensor]
+    heard: Heard | None = None
+
+
 @dataclass(eq=False)
 class Speaking:
     """One answer with speech. Only the engine's thread looks at what comes after ``options``.
@@ -77,8 +85,8 @@ class CodeTalkerStage(SessionStage[Speaking]):
         self._views = views
         self._defaults = defaults
         self._save_kv = saver(pages, engine.scheduler.page_size)
-        self._rows: list[Tensor] = []
-        """Of the event that ``submit`` is at."""
+        self._told = Told([])
+        """By the event that ``submit`` is at."""
         self._outbox = Outbox("talker-out")
         self._loop = EngineLoop(self, "talker")
 
@@ -89,14 +97,13 @@ class CodeTalkerStage(SessionStage[Speaking]):
 
     def submit(self, event: Event, reply: Reply[Event]) -> None:
         try:
-            self._rows = self._read(event)
+            self._told = Told(self._read(event), event.heard)
         except StaleBlocks as error:
-            self._rows = []
             if event.session in self._sessions:
                 found = error
                 self._loop.post(lambda: self._give_up(event, reply, found))
                 return
-        super().submit(replace(event, hidden=(), rows=()), reply)
+        super().submit(replace(event, hidden=(), rows=(), heard=None), reply)
 
     def open(self, session: int, options: Options) -> Speaking:
         if len(self._sessions) >= self._max_queue + self._engine.scheduler.max_sequences:
@@ -105,8 +112,8 @@ class CodeTalkerStage(SessionStage[Speaking]):
         return Speaking(options)
 
     def queue(self, event: Event, reply: Reply[Event]) -> None:
-        rows = self._rows
-        self._loop.post(lambda: self._take(event, rows, reply))
+        told = self._told
+        self._loop.post(lambda: self._take(event, told, reply))
 
     def waiting(self) -> int:
         return len(self._engine.scheduler.waiting)
@@ -152,13 +159,13 @@ class CodeTalkerStage(SessionStage[Speaking]):
         self.metrics.gauges("tritone_pages", self._pages.gauges())
         return bool(self._sessions)
 
-    def _take(self, event: Event, rows: list[Tensor], reply: Reply[Event]) -> None:
+    def _take(self, event: Event, told: Told, reply: Reply[Event]) -> None:
         session = event.session
         state = self._carried(event, reply)
         if state is None:
             return
         try:
-            self._hear(state, event, rows)
+            self._hear(state, event, told)
         except Exception as error:  # one answer's fault ends that answer
             end_if_out_of_memory("talker", error)
             log.exception("talker")
@@ -188,12 +195,12 @@ class CodeTalkerStage(SessionStage[Speaking]):
             state.last_sent = time.monotonic()
         return state
 
-    def _hear(self, state: Speaking, event: Event, rows: list[Tensor]) -> None:
+    def _hear(self, state: Speaking, event: Event, told: Told) -> None:
         """Take in the rows of one event, or the answer's end."""
         if event.kind in ("error", "cancelled"):
             self._silence(state)
-        if event.heard is not None and state.spoken is None:
-            state.sequence = self._sequence(event.session, event.heard, state.options)
+        if told.heard is not None and state.spoken is None:
+            state.sequence = self._sequence(event.session, told.heard, state.options)
             self._engine.add(state.sequence)
         sequence = state.sequence
         if sequence is None:
@@ -202,7 +209,7 @@ class CodeTalkerStage(SessionStage[Speaking]):
             return
         script = sequence.script
         assert isinstance(script, StreamedScript)
-        for part in rows:
+        for part in told.rows:
             script.feed(part)
         if event.terminal:
             script.finish()
