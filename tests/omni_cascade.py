@@ -61,6 +61,19 @@ def message(content: list[Any]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": parts}]
 
 
+def inputs(processor: Any, content: list[Any]) -> Any:
+    """What transformers' processor makes of such a message."""
+    kinds = {1: "audio", 3: "image"}
+    parts = [{"type": "text", "text": c} if isinstance(c, str) else {"type": kinds[c.ndim]} for c in content]
+    asked = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": parts}]
+    text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    given = {
+        name: [c for c in content if not isinstance(c, str) and c.ndim == rank] or None
+        for name, rank in (("audio", 1), ("images", 3))
+    }
+    return processor(text=text, **given, return_tensors="pt")
+
+
 def expected(reference: Reference, inputs: Any) -> tuple[list[int], torch.Tensor]:
     """transformers' greedy tokens [WORDS] and codes [frames, groups] for what its processor made of a message."""
     # It hands the Talker one token less, where ours has the last one's embedding.

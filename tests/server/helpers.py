@@ -242,6 +242,16 @@ def generate(server: Server, model: str, body: Any) -> tuple[int, dict[str, Any]
         return response.status, json.loads(response.read() or b"{}")
 
 
+def http_get(server: Server, path: str) -> dict[str, Any]:
+    connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=TIMEOUT)
+    try:
+        connection.request("GET", path)
+        found: dict[str, Any] = json.loads(connection.getresponse().read())
+        return found
+    finally:
+        connection.close()
+
+
 def server_sent_events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     for line in response:
         if line.startswith(b"data: "):

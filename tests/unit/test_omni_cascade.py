@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import transformers
 
-from tests.omni_cascade import FRAMES, WORDS, Stages, expected, message, written
+from tests.omni_cascade import WORDS, Stages, expected, inputs, message, written
 from tests.talker_reference import SPEAKER, Reference
 from tests.unit.media_files import noise, pixels
 from tests.unit.test_omni_media import reference_processor
 from tritone.cache import default_cache
-from tritone.errors import InvalidArgument
 from tritone.models.omni.voicebox.loading import load_voicebox
 from tritone.supervisor import resolve_deployment
 
@@ -57,18 +56,6 @@ def wanted(family: str, root: Path) -> dict[str, tuple[list[int], Any]]:
     cls = transformers.Qwen3OmniMoeProcessor if family == "qwen3" else transformers.Qwen2_5OmniProcessor
     processor = reference_processor(cls, made.directory)
     return {name: expected(made, inputs(processor, content)) for name, content in ASKED.items()}
-
-
-def inputs(processor: Any, content: list[Any]) -> Any:
-    kinds = {1: "audio", 3: "image"}
-    parts = [{"type": "text", "text": c} if isinstance(c, str) else {"type": kinds[c.ndim]} for c in content]
-    asked = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": parts}]
-    text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-    given = {
-        name: [c for c in content if not isinstance(c, str) and c.ndim == rank] or None
-        for name, rank in (("audio", 1), ("images", 3))
-    }
-    return processor(text=text, **given, return_tensors="pt")
 
 
 def test_answers_and_speech_are_those_of_transformers(family: str, root: Path, stages: Stages) -> None:
