@@ -59,14 +59,17 @@ def test_run_directory_holds_the_deployment_and_goes(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_directory_of_a_killed_supervisor_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", ["RunDirectory.create(Deployment(), root)", "LockedDirectory.make(root)"])
+def test_the_directory_of_a_killed_process_is_removed(tmp_path: Path, make: str) -> None:
     code = f"""
         import os, signal
         from pathlib import Path
         from tritone.deployment import Deployment
+        from tritone.locked_directory import LockedDirectory
         from tritone.supervisor.run_directory import RunDirectory
-        run = RunDirectory.create(Deployment(), Path({str(tmp_path)!r}))
-        (run.path / "pool").write_bytes(b"x")
+        root = Path({str(tmp_path)!r})
+        made = {make}
+        (made.path / "pool").write_bytes(b"x")
         os.kill(os.getpid(), signal.SIGKILL)
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=PROJECT, check=False)
