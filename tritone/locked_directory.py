@@ -14,7 +14,8 @@ from typing import TypeVar
 from tritone.processes import SHARED_MEMORY
 
 PREFIX = "tritone-"
-LOCK = "owner.lock"
+LOCK = "supervisor.lock"
+"""Not to be renamed: a server of another version would take the directories of this one for left over."""
 YOUNG_SECONDS = 60.0
 
 Made = TypeVar("Made", bound="LockedDirectory")
