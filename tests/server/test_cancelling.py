@@ -168,6 +168,33 @@ def test_a_waiting_request_is_cancelled_before_it_starts(server: Server, unharme
     assert Scrape(server).value("tritone_tokens_total", stage="prefill", kind="prompt") - before == prompts
 
 
+def test_a_request_that_waits_for_decode_is_cancelled(server: Server, unharmed: None) -> None:
+    """Handed over and not yet decoding: as many answers as decode computes at once are in front of it."""
+
+    def waiting() -> float:
+        return Scrape(server).value("tritone_queue_requests", stage="decode")
+
+    def lent() -> float:
+        return Scrape(server).value("tritone_pages", stage="prefill", state="leased")
+
+    words = {"input_format": "text", "max_tokens": 1500, "ignore_eos": True}
+    front = [Request(server, "chat", f"{number}", **words) for number in range(server.deployment.decode.max_sequences)]
+    for request in front:
+        request.wait_for("text")
+    last = Request(server, "chat", prose(5, 20), max_tokens=4, **fresh())
+    assert last.wait_for("text").kind == "text"
+    wait_until(lambda: waiting() == 1 and lent() > 10, "handed over, and waiting", 5)
+    last.cancel()
+    begun = time.monotonic()
+    wait_until(lambda: waiting() == lent() == 0, "its pages are back", 5)
+    took = time.monotonic() - begun
+    print(f"cancelled in decode's queue, {len(front)} answers beside it: back after {took:.2f} s")
+    assert took < WITHIN
+    for request in front:
+        request.cancel()
+    assert wait_idle(server) < WITHIN
+
+
 def test_neighbours_of_a_cancelled_request_go_on(server: Server, unharmed: None) -> None:
     options = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
     expected = ask(server, "chat", STORY, **options).text
