@@ -19,7 +19,6 @@ from tests.server.helpers import (
     Scrape,
     ask,
     fresh,
-    http_post,
     in_threads,
     resident,
     shared_memory,
@@ -251,11 +250,3 @@ def test_stop_stream_does_not_wait_for_the_answer(server: Server, unharmed: None
     request = Request(server, "omni", STORY, **ENDLESS)
     request.wait_for("text")
     assert request.cancel() < 1
-
-
-def test_an_unread_http_answer_does_not_hold_up_others(server: Server, unharmed: None) -> None:
-    """A client that stops reading, with its connection open."""
-    body = {"messages": STORY, "audio_format": "pcm16_base64", "ignore_eos": True, "max_tokens": 200}
-    with http_post(server, "/v2/models/omni/generate_stream", body):
-        answer = ask(server, "chat", "What is the capital of France?", temperature=0.0, max_tokens=20)
-        assert "Paris" in answer.text

@@ -22,7 +22,7 @@ from tritone.supervisor.backend_directory import build_backend_directory
 from tritone.supervisor.guard import Guard, build_guard
 from tritone.supervisor.installation import PROJECT, Installation, libpython_directory
 from tritone.supervisor.log import failure_reason, loaded_models
-from tritone.supervisor.orphans import end_processes
+from tritone.supervisor.orphans import end_processes, processes_of
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.process import ChildProcess
 from tritone.supervisor.repositories import Repositories, check_repositories
@@ -219,7 +219,7 @@ class Server:
             self._watch = None
         try:
             if self._child is not None:
-                self._child.stop(self.deployment.server.exit_timeout_seconds + 4.0)
+                self._child.stop(self.deployment.server.exit_timeout_seconds + 4.0, self._stages_have_ended)
         finally:
             self._child = None
             if self._guard is not None:
@@ -229,6 +229,11 @@ class Server:
                 end_processes(self._run.path, GRACE_SECONDS)
                 self._run.remove()
                 self._run = None
+
+    def _stages_have_ended(self) -> bool:
+        """Triton may hold references to models that were loaded again since; it would wait for those alone."""
+        assert self._child is not None
+        return processes_of(self.run_directory) in ([], [self._child.pid])
 
     def __enter__(self) -> Server:
         return self.start() if self._child is None else self
