@@ -20,6 +20,8 @@ OUTPUTS: dict[Role, str] = {role: name for name, role in ROLE_OUTPUTS.items()}
 ROLES = ("system", "user", "assistant", "tool")
 MAX_SPEECH_CHARACTERS = 20_000
 MAX_SPEECH_BYTES = 4 * MAX_SPEECH_CHARACTERS
+JSON_BYTES = 6
+"""The most that JSON takes for a byte of text (``\\u0041``)."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -36,7 +38,7 @@ class PreprocessStage:
         self.stop_ids, self.sampling = _generation_config(directory, self.tokenizer.eos_token_id)
         self.vocabulary = _vocabulary_size(directory, len(self.tokenizer))
         longest = max(len(token.encode()) for token in self.tokenizer.get_vocab())
-        self.max_bytes = max(self.max_context * longest, MAX_SPEECH_BYTES)
+        self.max_bytes = max(self.max_context * longest * JSON_BYTES, MAX_SPEECH_BYTES)
         """More text than that fits into no context: a look at its size refuses it."""
         self.voices: tuple[str, ...] = ()
         self.default_voice = ""
