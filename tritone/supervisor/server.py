@@ -213,7 +213,7 @@ class Server:
             idle = 0 if control.holds_requests(self._metrics_address) else idle + 1
 
     def stop(self) -> None:
-        """Ends the server (SIGTERM, then SIGKILL once its exit timeout is over) and removes the run directory."""
+        """Ends the server (SIGTERM; SIGKILL once no stage is left or its exit timeout is over), and removes the run directory."""
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
@@ -231,7 +231,7 @@ class Server:
                 self._run = None
 
     def _stages_have_ended(self) -> bool:
-        """Triton may hold references to models that were loaded again since; it would wait for those alone."""
+        """Requests leave references to their ensembles behind in Triton, which would wait its whole exit timeout for them."""
         assert self._child is not None
         return processes_of(self.run_directory) in ([], [self._child.pid])
 
