@@ -213,7 +213,7 @@ class Server:
             idle = 0 if control.holds_requests(self._metrics_address) else idle + 1
 
     def stop(self) -> None:
-        """Ends the server (SIGTERM; SIGKILL once no stage is left or its exit timeout is over) and removes its run directory."""
+        """Ends the server (SIGTERM; SIGKILL once no stage is left or its exit timeout is over) and removes its directory."""
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
