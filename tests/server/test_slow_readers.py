@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import tritonclient.grpc as grpc_client
 
-from tests.server.helpers import ask, http_post, inputs, resident, wait_idle
+from tests.server.helpers import ask, ask_together, http_post, inputs, resident, wait_idle
 from tests.server.reference import prose
 from tritone.supervisor import Server
 
@@ -45,7 +45,7 @@ def unread_speech(server: Server) -> Iterator[None]:
 
 
 def test_unread_speech_is_kept_once_and_holds_up_nobody(server: Server, unharmed: None) -> None:
-    spoken = ask(server, "speech", TEXT, seed=3).audio
+    spoken = ask_together(server, "speech", [(TEXT, {"seed": 3})] * UNREAD)[0].audio
     alone = ask(server, "chat", QUESTION, **OPTIONS)
     kept = UNREAD * spoken.nbytes
     before, rounds = resident(server), []
