@@ -17,8 +17,12 @@ TEXT = prose(8, 5)
 UNREAD = 4
 QUESTION = "What is the capital of France?"
 OPTIONS = {"temperature": 0.0, "max_tokens": 20}
-# So that next to nothing of an answer waits on the client's side.
-SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
+# Each on a connection of its own, on which next to nothing of an answer waits.
+OPTIONS_OF_CHANNEL = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 16),
+]
 NOISE = 4 << 20
 """By how much the floor of a heap moves from one round to the next."""
 
@@ -26,7 +30,7 @@ NOISE = 4 << 20
 @contextmanager
 def unread_speech(server: Server) -> Iterator[None]:
     """A client that takes the first event of its stream and then reads nothing until it leaves."""
-    client = grpc_client.InferenceServerClient(server.grpc_url, channel_args=SMALL_WINDOW)
+    client = grpc_client.InferenceServerClient(server.grpc_url, channel_args=OPTIONS_OF_CHANNEL)
     begun, leaving = threading.Event(), threading.Event()
 
     def never_return(_result: object, _error: object) -> None:
