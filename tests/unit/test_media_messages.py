@@ -41,7 +41,7 @@ def stage_of(directory: Path) -> PreprocessStage:
 
 
 def ask(stage: PreprocessStage, *content: Any, role: str = "user", **parameters: Any) -> GenerateRequest:
-    return stage.generate(json.dumps([{"role": role, "content": list(content)}]).encode(), parameters, "chat")
+    return stage.generate(json.dumps([{"role": role, "content": list(content)}]).encode(), parameters, "chat", 0.0)
 
 
 def refusal(stage: PreprocessStage, *content: Any, **more: Any) -> str:
@@ -100,7 +100,7 @@ def test_media_stand_where_their_parts_do_and_are_counted(stage: PreprocessStage
 def test_text_alone_has_no_media(stage: PreprocessStage) -> None:
     made = ask(stage, TEXT, TEXT)
     assert (made.media, made.audio_tokens, made.image_tokens) == (None, 0, 0)
-    assert made.ids.tolist() == stage.generate(b"Describe thisDescribe this", {}, "chat").ids.tolist()
+    assert made.ids.tolist() == stage.generate(b"Describe thisDescribe this", {}, "chat", 0.0).ids.tolist()
     assert made.media_tensor().shape == (0,)
 
 
@@ -209,15 +209,15 @@ def test_half_an_hour_in_all(stage: PreprocessStage, monkeypatch: pytest.MonkeyP
 )
 def test_text_must_not_spell_media(raw: bytes, parameters: Any, stage: PreprocessStage) -> None:
     with pytest.raises(InvalidArgument, match=r"messages: the prompt holds <\|\w+\|> 1 times; allowed: 0 times"):
-        stage.generate(raw, parameters, "chat")
+        stage.generate(raw, parameters, "chat", 0.0)
     token = stage.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     with pytest.raises(InvalidArgument, match=r"holds <\|image_pad\|> 1 times"):
-        stage.generate(json.dumps([5, token]).encode(), {"input_format": "token_ids"}, "chat")
+        stage.generate(json.dumps([5, token]).encode(), {"input_format": "token_ids"}, "chat", 0.0)
 
 
 def test_ids_end_with_the_thinkers_vocabulary(stage: PreprocessStage) -> None:
     with pytest.raises(InvalidArgument, match="allowed: a JSON list of integers 0 to 639"):
-        stage.generate(b"[640]", {"input_format": "token_ids"}, "chat")
+        stage.generate(b"[640]", {"input_format": "token_ids"}, "chat", 0.0)
 
 
 def test_characters_of_media_messages_are_checked(stage: PreprocessStage) -> None:
