@@ -223,3 +223,8 @@ def test_ids_end_with_the_thinkers_vocabulary(stage: PreprocessStage) -> None:
 def test_characters_of_media_messages_are_checked(stage: PreprocessStage) -> None:
     for text, reason in (("a\ud800", "holds the lone surrogate U+D800 at 1"), ("a\0", "holds a NUL character at 1")):
         assert refusal(stage, AUDIO, {"type": "text", "text": text}).startswith(f"messages[0].content: {reason}")
+
+
+def test_the_longest_audio_fits_into_a_request(stage: PreprocessStage) -> None:
+    samples = 1800 * 48_000 * 2
+    assert stage.max_bytes > samples * 4 * 4 / 3
