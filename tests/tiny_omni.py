@@ -64,7 +64,7 @@ def make_tokenizer(specials: list[str], extra: dict[str, str], audio: str, image
 
 
 def _save_processor(directory: Path, kind: str, **image: Any) -> None:
-    """``processor_config.json`` as the processor ``kind`` writes it; making one needs torchvision for its videos."""
+    """``processor_config.json`` as the processor ``kind`` writes it, which itself needs torchvision."""
     edges = {"shortest_edge": 56 * 56, "longest_edge": 448 * 448}
     parts: dict[str, Any] = {
         "feature_extractor": transformers.WhisperFeatureExtractor(
@@ -72,7 +72,8 @@ def _save_processor(directory: Path, kind: str, **image: Any) -> None:
         ).to_dict(),
         "image_processor": Qwen2VLImageProcessorPil(size=edges, temporal_patch_size=2, merge_size=2, **image).to_dict()
         | {"image_processor_type": "Qwen2VLImageProcessor"},
-        "video_processor": {"video_processor_type": "Qwen2VLVideoProcessor", "temporal_patch_size": 2, "merge_size": 2, **image},
+        "video_processor": {"video_processor_type": "Qwen2VLVideoProcessor", "temporal_patch_size": 2, "merge_size": 2}
+        | image,
         "processor_class": kind,
     }
     (directory / "processor_config.json").write_text(json.dumps(parts, indent=2))

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from tritone.errors import TritoneError
 from tritone.messages import STAGES, BlockRefs, GenerateRequest, Handoff, TokenInfo
 from tritone.options import Options
 
-NUMPY_TYPES = {"UINT64": np.uint64, "INT32": np.int32, "FP32": np.float32, "STRING": np.object_}
+NUMPY_TYPES = {"UINT64": np.uint64, "INT32": np.int32, "UINT8": np.uint8, "FP32": np.float32, "STRING": np.object_}
 
 MARKUP = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -53,6 +54,9 @@ class FakeReply:
         if self.closed:
             self.faults.append("closed twice")
         self._closed.set()
+
+    def fail(self, error: TritoneError) -> None:
+        self.send(error, last=True)
 
     def is_cancelled(self) -> bool:
         return self.cancelled

@@ -32,7 +32,7 @@ class MediaFeatures:
     """The media of one prompt, each kind in order.
 
     audio: for each clip its log-mel spectrogram, float32 [mel bins, frames]. images: for each picture uint8 [height, width, 3],
-    RGB, already of the size that the vision tower takes (a twelfth of the bytes of its patches).
+    RGB, already of the size that the vision tower takes (an eighth of the bytes of its patches).
     """
 
     audio: tuple[npt.NDArray[np.float32], ...] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import numpy as np
 from tritone.deployment import OWN_VOICE, Deployment
 from tritone.errors import InvalidArgument, bad
 from tritone.media.features import Expanded
-from tritone.messages import Event, GenerateRequest
+from tritone.messages import ROLE_OUTPUTS, Event, GenerateRequest, Tensors
 from tritone.models.omni.families import FAMILIES
 from tritone.options import Options, Role, Sampling, parse_options
 from tritone.text.chat import decode_text, parse_messages
@@ -24,7 +23,13 @@ if TYPE_CHECKING:
     from tritone.media.parts import Medium
     from tritone.models.omni.processor import OmniProcessor
 
+OUTPUTS: dict[Role, str] = {role: name for name, role in ROLE_OUTPUTS.items()}
 MAX_SPEECH_CHARACTERS = 20_000
+MAX_SPEECH_BYTES = 4 * MAX_SPEECH_CHARACTERS
+MAX_MEDIA_BYTES = 1_000_000_000
+"""Half an hour of stereo at 48 kHz in float32, as base64, and some images."""
+JSON_BYTES = 6
+"""The most that JSON takes for a byte of text (``\\u0041``)."""
 
 
 class PreprocessStage:
@@ -41,6 +46,10 @@ class PreprocessStage:
         self.default_max_tokens = deployment.default_max_tokens
         self.stop_ids, self.sampling = _generation_config(directory, self.tokenizer.eos_token_id)
         self.vocabulary = _vocabulary_size(config, len(self.tokenizer))
+        longest = max(len(token.encode()) for token in self.tokenizer.get_vocab())
+        text = max(self.max_context * longest * JSON_BYTES, MAX_SPEECH_BYTES)
+        self.max_bytes = text + MAX_MEDIA_BYTES if self._omni else text
+        """More than that fits into no context: a look at its size refuses it."""
         self._own_voice = deployment.voice == OWN_VOICE
         voices = known_voices(deployment)
         self.voices = voices.names if voices else ()
@@ -59,9 +68,22 @@ class PreprocessStage:
             raise bad("speed", options.speed, "1.0 (the checkpoint's own voice has one pace)")
         return options
 
-    def generate(self, raw: bytes, parameters: Mapping[str, Any], role: Role) -> GenerateRequest:
+    def read(self, role: Role, raw: bytes, parameters: Mapping[str, Any], arrived: float) -> Tensors:
+        """The tensors for the ensemble of ``role``; raises :class:`InvalidArgument`. ``arrived`` in monotonic seconds."""
+        if role == "speech":
+            made = self.speech(raw, parameters, arrived).to_tensors()
+            return {"session": made["session"], OUTPUTS[role]: made["event"]}
+        request = self.generate(raw, parameters, role, arrived)
+        tensors = request.to_tensors()
+        return {
+            "session": tensors["session"],
+            "ids": tensors["ids"],
+            OUTPUTS[role]: tensors["request"],
+            "media": request.media_tensor(),
+        }
+
+    def generate(self, raw: bytes, parameters: Mapping[str, Any], role: Role, created: float) -> GenerateRequest:
         """The request of the ensembles ``chat`` and ``omni``; raises :class:`InvalidArgument`."""
-        created = time.monotonic()
         options = self.options(parameters, role)
         prompt, media = self._prompt(raw, options)
         count, limit = len(prompt.ids), self.max_context - 1
@@ -89,9 +111,8 @@ class PreprocessStage:
             self._omni.features(media) if self._omni and media else None,
         )
 
-    def speech(self, raw: bytes, parameters: Mapping[str, Any]) -> Event:
+    def speech(self, raw: bytes, parameters: Mapping[str, Any], created: float) -> Event:
         """The request of the ensemble ``speech``: the text to speak, as one event."""
-        created = time.monotonic()
         if self._own_voice:
             raise InvalidArgument("text: the checkpoint's own voice speaks answers alone; allowed: the ensembles omni and chat")
         options = self.options(parameters, "speech")

@@ -1,1 +1,1 @@
-"""Checkpoints that hear, see and speak (Qwen3-Omni, Qwen2.5-Omni), part by part: each part loads only its own tensors."""
+"""Omni checkpoints (Qwen3-Omni, Qwen2.5-Omni), part by part: each part loads only its own tensors."""
