@@ -19,7 +19,8 @@ from tritone.engine.scheduler import Scheduler
 from tritone.engine.talker import Spoken, TalkerEngine, TalkerSequence
 from tritone.errors import InvalidArgument
 from tritone.models.omni.heard import Heard
-from tritone.models.omni.talker import OmniTalker, load_talker, speech_defaults, voices_of
+from tritone.models.omni.talker_config import speech_defaults, voices_of
+from tritone.models.omni.talker_loading import OmniTalker, load_talker
 from tritone.options import Sampling
 from tritone.pools import BlockPool
 from tritone.pools.pool import torch_view

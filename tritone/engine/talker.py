@@ -99,7 +99,7 @@ class TalkerSequence(Sequence):
 
     @property
     def seen(self) -> set[int]:
-        return self.penalised | self.counts.keys()
+        return {*self.penalised, *self.counts}
 
     def append(self, token: int) -> None:
         super().append(token)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tritone.kernels import KV, Kernels
+from tritone.models.code_predictor import CodePredictor
 from tritone.models.decoder import Batch, Decoder, Linear
-from tritone.models.omni.code_predictor import CodePredictor
 from tritone.models.omni.heard import Heard, Ints, hear_user
 from tritone.models.omni.script import StreamedScript
 from tritone.models.omni.voices import Voices
