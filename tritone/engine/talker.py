@@ -52,6 +52,7 @@ class Script(Protocol):
 class TalkerModel(Protocol):
     """A Talker's network. A row's numbers depend on that row alone, as everywhere."""
 
+    codebooks: int
     stops: frozenset[int]
     """The tokens of codebook 0 that end the speech."""
     penalised: frozenset[int]

@@ -144,13 +144,13 @@ class Views:
                     continue
 
     def copy_rows(self, refs: BlockRefs, rows: int) -> Any:
-        """The first ``rows`` rows of the only block of ``refs`` as a torch tensor of its own; then release."""
+        """The first ``rows`` rows of the blocks of ``refs``, in their order, as a torch tensor of its own; then release."""
         from tritone.pools.pool import torch_view
 
         view = self.of(refs)
         try:
             view.check(refs)
-            copy = torch_view(view.block(refs.blocks[0]), refs.dtype, refs.shape)[0, :rows].clone()
+            copy = torch_view(view.data, refs.dtype, refs.shape)[list(refs.blocks)].flatten(0, 1)[:rows]
             view.check(refs)
         finally:
             view.release(refs)

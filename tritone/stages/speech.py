@@ -1,123 +1,37 @@
-"""What Talker and VoiceBox have in common: text passes at once, speech work queues, sessions end in order."""
+"""What the demo's Talker and VoiceBox have in common: one worker that sessions take turns with."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Generic, TypeVar
 
 from tritone.errors import TritoneError
 from tritone.fatal import end_if_out_of_memory
 from tritone.messages import Event, Failure, failure_event
 from tritone.metrics import Metrics
-from tritone.options import Options
 from tritone.pools import CancelBoard
-from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.fair import FairWorker
 from tritone.stages.reply import Reply
+from tritone.stages.sessions import SpeechSessions, State, is_last
 
 log = logging.getLogger(__name__)
 
-State = TypeVar("State")
 
-
-class SpeechStage(ABC, Generic[State]):
-    """One fair worker over sessions of ``State``.
-
-    :meth:`submit` is called by one thread, event by event. What needs no work (start, text, beats, and everything of a
-    text-only session) is passed on from there, so text never waits for audio. The rest is done by the worker, in order.
-    """
-
-    work_kinds: frozenset[str]
+class SpeechStage(SpeechSessions[State]):
+    """One fair worker over the sessions; it does the work of each in order."""
 
     def __init__(self, name: str, board: CancelBoard, metrics: Metrics, max_queue: int, restarted: bool = False) -> None:
-        """``restarted``: sessions may come that an earlier process of this stage knew; their speech is lost."""
-        self.name = name
-        self.metrics = metrics
-        self._board = board
+        super().__init__(name, board, metrics, restarted)
         self._max_queue = max_queue
-        self._restarted = restarted
-        self._sessions: dict[int, State] = {}
-        self._failed: set[int] = set()
-        self._seen: dict[int, float] = {}
-        self._gauge_lock = threading.Lock()
         self._worker = FairWorker(name, self._gauge)
-
-    @abstractmethod
-    def open(self, session: int, options: Options) -> State:
-        """State of a new session with speech."""
 
     @abstractmethod
     def work(self, state: State, event: Event) -> Iterator[Event]:
         """The events that ``event`` makes, one slice of work each."""
 
-    def submit(self, event: Event, reply: Reply[Event]) -> None:
-        session = event.session
-        self._seen[session] = time.monotonic()
-        if reply.is_cancelled():
-            self._board.post(session)
-        if event.kind in ("start", "speak") and session not in self._sessions:
-            self._start(event, reply)
-        elif event.kind == "beat":
-            reply.send(event, last=True)
-        elif session in self._failed:
-            # This stage has already reported the session's end.
-            if event.terminal:
-                self._failed.discard(session)
-            reply.close()
-        elif session not in self._sessions:
-            self._pass(event, reply)
-        elif event.kind == "start" or (event.kind == "text" and "text" not in self.work_kinds):
-            reply.send(event, last=True)
-        else:
-            if event.kind == "text":
-                reply.send(event)
-            self._queue(event, reply)
-        self._gauge()
-
     def stop(self) -> None:
         self._worker.stop()
-
-    def purge(self) -> None:
-        """Forget cancelled sessions whose end will not come: Triton drops cancelled requests between two stages."""
-        now = time.monotonic()
-        for session, seen in list(self._seen.items()):
-            if now - seen > PURGE_SECONDS and session not in self._sessions:
-                self._seen.pop(session, None)
-            elif now - seen > PURGE_SECONDS and self._board.is_cancelled(session):
-                self._sessions.pop(session, None)
-        self._gauge()
-
-    def _start(self, event: Event, reply: Reply[Event]) -> None:
-        """A new session; ``speak`` brings its text along."""
-        session = event.session
-        options = Options.from_json(event.info["options"])
-        # The start goes first whatever happens: later stages know only sessions that started.
-        reply.send(replace(event, kind="start", text=""), last=event.kind == "start" and not options.speech)
-        if not options.speech:
-            return
-        try:
-            self._sessions[session] = self.open(session, options)
-        except Exception as error:
-            end_if_out_of_memory(self.name, error)
-            log.exception("%s", self.name)
-            self._fail(event, reply, error)
-            return
-        if event.kind == "speak":
-            self._queue(event, reply)
-        else:
-            reply.close()
-
-    def _pass(self, event: Event, reply: Reply[Event]) -> None:
-        """An event of a session without speech, or of one whose speech was lost with an earlier process: postprocess knows
-        which of the two it is."""
-        if self._restarted:
-            event = replace(event, kind="beat" if event.kind == "frames" else event.kind, frames=None, lost=self.name)
-        reply.send(event, last=True)
 
     def _queue(self, event: Event, reply: Reply[Event]) -> None:
         if len(self._worker) >= self._max_queue and not event.terminal:
@@ -154,7 +68,7 @@ class SpeechStage(ABC, Generic[State]):
                 self._failed.discard(session)
             reply.close()
             return
-        if not _is_last(event):
+        if not is_last(event):
             reply.close()
             return
         self._sessions.pop(session, None)
@@ -163,26 +77,5 @@ class SpeechStage(ABC, Generic[State]):
             last = failure_event(session, Failure("cancelled"), last.info.get("usage"))
         reply.send(last, last=True)
 
-    def _fail(self, event: Event, reply: Reply[Event], error: Exception) -> None:
-        """End the session with an error event, and stop the stages before this one."""
-        session = event.session
-        # In this order: the thread of submit must never find the session in neither.
-        if not _is_last(event):
-            self._failed.add(session)
-        self._sessions.pop(session, None)
-        self._board.post(session)
-        code = error.code if isinstance(error, TritoneError) else "INTERNAL"
-        message = error.message if isinstance(error, TritoneError) else f"{self.name}: {error!r}"
-        self.metrics.count("tritone_requests_total", outcome="error")
-        reply.send(failure_event(session, Failure("error", code, message)), last=True)
-
-    def _gauge(self) -> None:
-        # Two threads come here: the later look must also be the one that stays.
-        with self._gauge_lock:
-            self.metrics.gauge("tritone_sessions", len(self._sessions))
-            self.metrics.gauge("tritone_queue_requests", len(self._worker))
-
-
-def _is_last(event: Event) -> bool:
-    """Whether no event of the session comes after this one."""
-    return event.terminal or event.kind == "speak"
+    def _queued(self) -> int:
+        return len(self._worker)

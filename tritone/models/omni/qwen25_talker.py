@@ -47,6 +47,7 @@ class Qwen25Talker:
         self.end = end
         self.pad = pad
         self.voices = voices
+        self.codebooks = 1
         # The pad sign ends the speech too, as in the reference's own call.
         self.stops = frozenset((codes.pad, codes.end))
         # The reference counts its placeholders of the prompt.

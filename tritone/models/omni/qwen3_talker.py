@@ -71,6 +71,7 @@ class Qwen3Talker:
         self.text = text
         self.media = media
         self.voices = voices
+        self.codebooks = len(predictor.tables) + 1
         self.stops = frozenset((ids.stop,))
         self.penalised: frozenset[int] = frozenset()
         with torch.inference_mode():

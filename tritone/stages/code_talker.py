@@ -1,0 +1,243 @@
+"""The Talker stage of a Talker that speaks in codes: text events in, codes out, many sessions in one engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from tritone.engine.talker import Script, Spoken, TalkerEngine, TalkerSequence
+from tritone.errors import TritoneError
+from tritone.messages import Event, Failure, failure_event
+from tritone.metrics import Metrics
+from tritone.models.omni.talker_config import SpeechDefaults
+from tritone.options import Options
+from tritone.pools import BlockPool, CancelBoard, Views
+from tritone.stages.loop import EngineLoop
+from tritone.stages.prefill import BEAT_SECONDS
+from tritone.stages.reply import Reply
+from tritone.stages.saved import saver
+from tritone.stages.sessions import SpeechSessions, is_last
+
+log = logging.getLogger(__name__)
+
+SINGLE_FRAMES, CHUNK_FRAMES = 8, 4
+"""So many frames leave one by one, as soon as they are made; later ones in chunks."""
+
+
+class StreamingScript(Script, Protocol):
+    """A script that a stage fills."""
+
+    def take(self, text: str, rows: torch.Tensor | None) -> None:
+        """More of the answer's text, and the Thinker's rows [K, hidden] that came with it."""
+
+    def finish(self) -> None:
+        """The answer's last event has come."""
+
+
+Opener = Callable[[Options, Mapping[str, Any] | None], StreamingScript]
+"""The script of a new session, from its options and the ``heard`` of its start. Raises ``InvalidArgument``."""
+
+
+@dataclass(eq=False)
+class Speaking:
+    """A session. ``reply`` is that of its newest event, the only one that is open; codes leave through it."""
+
+    script: StreamingScript
+    seed: int
+    sequence: TalkerSequence | None = None
+    reply: Reply[Event] | None = None
+    last: Event | None = None
+    """The session's last event, held back until everything is said."""
+    codes: list[torch.Tensor] = field(default_factory=list)
+    said: bool = False
+    sent: float = 0.0
+
+
+class CodeTalkerStage(SpeechSessions[Speaking]):
+    """``pages`` is the engine's KV pool. The Thinker's rows are copied where they arrive, so that their blocks are free at
+    once, however long a session waits for its turn."""
+
+    work_kinds = frozenset({"text", "speak", "end"})
+
+    def __init__(
+        self,
+        engine: TalkerEngine,
+        pages: BlockPool,
+        opener: Opener,
+        defaults: SpeechDefaults,
+        views: Views,
+        board: CancelBoard,
+        metrics: Metrics,
+        max_queue: int,
+        restarted: bool = False,
+    ) -> None:
+        super().__init__("talker", board, metrics, restarted)
+        self._engine = engine
+        self._pages = pages
+        self._opener = opener
+        self._defaults = defaults
+        self._views = views
+        self._max_queue = max_queue
+        self._save_kv = saver(pages, engine.scheduler.page_size)
+        self._heard: Mapping[str, Any] | None = None
+        self._loop = EngineLoop(self, "talker")
+
+    def submit(self, event: Event, reply: Reply[Event]) -> None:
+        if event.kind in ("start", "speak"):
+            self._heard = event.info.get("heard")
+        if event.hidden and event.session not in self._sessions:
+            self._views.release(*event.hidden)
+            event = replace(event, hidden=(), rows=())
+        super().submit(event, reply)
+
+    def stop(self) -> None:
+        self._loop.stop()
+
+    def open(self, session: int, options: Options) -> Speaking:
+        if len(self._sessions) >= self._max_queue:
+            message = f"talker.max_queue: {self._max_queue} sessions speak or wait already; try again in 1 s"
+            raise TritoneError(message, "UNAVAILABLE")
+        return Speaking(self._opener(options, self._heard), options.sampling.seed)
+
+    def _queue(self, event: Event, reply: Reply[Event]) -> None:
+        try:
+            copied = [self._views.copy_rows(refs, rows) for refs, rows in zip(event.hidden, event.rows, strict=True)]
+        except Exception as error:  # rows that are gone end this session only
+            self._post_failure(event, reply, error)
+            return
+        rows = torch.cat(copied) if copied else None
+        self._loop.post(lambda: self._arrived(replace(event, hidden=(), rows=()), rows, reply))
+
+    def _queued(self) -> int:
+        return len(self._engine.scheduler.waiting)
+
+    def _post_failure(self, event: Event, reply: Reply[Event], error: Exception) -> None:
+        self._views.release(*event.hidden)
+        self._loop.post(lambda: self._give_up(event, reply, error))
+
+    # From here on: the loop's thread.
+
+    def _arrived(self, event: Event, rows: torch.Tensor | None, reply: Reply[Event]) -> None:
+        state = self._sessions.get(event.session)
+        if state is None:
+            if event.terminal:
+                self._failed.discard(event.session)
+            reply.close()
+            return
+        if state.reply is not None:
+            state.reply.close()
+        state.reply, state.sent = reply, time.monotonic()
+        if is_last(event):
+            state.last = event
+        try:
+            self._hear(state, event, rows)
+        except Exception as error:  # whatever a script raises ends its own session only
+            log.exception("talker")
+            self._give_up(event, reply, error)
+            return
+        self._end_if_said(event.session, state)
+
+    def _hear(self, state: Speaking, event: Event, rows: torch.Tensor | None) -> None:
+        if state.said or self._board.is_cancelled(event.session):
+            return
+        if state.sequence is None:
+            state.sequence = self._sequence(event.session, state)
+            self._engine.add(state.sequence)
+        if event.kind in ("text", "speak"):
+            state.script.take(event.text, rows)
+        if is_last(event):
+            state.script.finish()
+        ended = self._engine.arrived(state.sequence)
+        if ended is not None:
+            self._said(ended)
+
+    def _sequence(self, session: int, state: Speaking) -> TalkerSequence:
+        return TalkerSequence(
+            session=session,
+            tokens=[],
+            prompt_length=0,
+            sampling=replace(self._defaults.sampling, seed=state.seed),
+            max_tokens=self._defaults.max_frames,
+            script=state.script,
+            save_kv=self._save_kv,
+        )
+
+    def step(self) -> bool:
+        spoken = self._engine.speak()
+        for one in spoken:
+            self._said(one)
+        return bool(spoken)
+
+    def _said(self, one: Spoken) -> None:
+        session = one.sequence.session
+        state = self._sessions[session]
+        if one.error is not None:
+            state.said = True
+            assert state.reply is not None
+            self._give_up(state.last or Event(session, "text"), state.reply, one.error)
+            return
+        if one.codes is not None:
+            state.codes.append(one.codes)
+            self.metrics.count("tritone_frames_total")
+        state.said = one.finish is not None
+        if state.said or len(state.codes) >= (1 if one.sequence.spoken <= SINGLE_FRAMES else CHUNK_FRAMES):
+            self._send(session, state)
+        self._end_if_said(session, state)
+
+    def _send(self, session: int, state: Speaking) -> None:
+        assert state.reply is not None
+        width = self._engine.model.codebooks
+        codes = torch.stack(state.codes) if state.codes else torch.zeros(0, width, dtype=torch.int64)
+        state.codes, state.sent = [], time.monotonic()
+        state.reply.send(Event(session, "codes", info={"last": state.said}, codes=codes.int().numpy()))
+
+    def _end_if_said(self, session: int, state: Speaking) -> None:
+        """The session's last event leaves once everything is said, or nothing is to be said any more."""
+        if state.last is None or self._sessions.get(session) is not state:
+            return
+        cancelled = self._board.is_cancelled(session)
+        if not (state.said or cancelled or state.last.kind in ("error", "cancelled")):
+            return
+        self._silence(state)
+        del self._sessions[session]
+        last = state.last if state.last.terminal else Event(session, "end", info={"finish_reason": "stop"})
+        if cancelled and last.kind == "end":
+            last = failure_event(session, Failure("cancelled"), last.info.get("usage"))
+        assert state.reply is not None
+        state.reply.send(last, last=True)
+
+    def _give_up(self, event: Event, reply: Reply[Event], error: Exception) -> None:
+        state = self._sessions.get(event.session)
+        if state is None:
+            reply.close()
+            return
+        self._silence(state)
+        if state.reply is not None and state.reply is not reply:
+            state.reply.close()
+        self._fail(event, reply, error)
+
+    def _silence(self, state: Speaking) -> None:
+        """Nothing more of it is computed; its pages are free."""
+        if state.sequence is not None and not state.said:
+            self._engine.remove(state.sequence)
+        state.said = True
+
+    def tend(self, now: float) -> bool:
+        for session, state in list(self._sessions.items()):
+            if self._board.is_cancelled(session):
+                self._silence(state)
+                self._end_if_said(session, state)
+            elif state.reply is not None and now - state.sent >= BEAT_SECONDS:
+                state.sent = now
+                state.reply.send(Event(session, "beat"))
+        self._gauge()
+        self.metrics.gauge("tritone_running_requests", len(self._engine.scheduler.running))
+        blocks = self._pages.gauges()
+        self.metrics.gauges("tritone_pages", blocks)
+        self._engine.scheduler.tracker.publish(blocks, self._engine.steps)
+        return bool(self._sessions)
