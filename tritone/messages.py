@@ -307,8 +307,8 @@ class Event:
       event brings those of the prompt; the last may have no text.
     - ``speak``: start, text and end in one (the ``speech`` ensemble).
     - ``frames``: ``frames`` float32 [F, 131] for the VoiceBox; ``info.last`` ends the segment.
-    - ``codes``: ``codes`` int32 [F, codebooks] for the VoiceBox of a Talker that speaks in codes; ``info.last`` ends the answer,
-      perhaps without a frame.
+    - ``codes``: ``codes`` int32 [F, codebooks] for the VoiceBox of a Talker that speaks in codes; ``info.last`` ends the
+      answer, perhaps without a frame.
     - ``audio``: ``audio`` float32 [samples], 24 kHz.
     - ``end`` / ``error`` / ``cancelled``: last of every session; ``info`` holds finish_reason, usage and timings, or
       code and message.

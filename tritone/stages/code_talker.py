@@ -18,6 +18,7 @@ from tritone.models.omni.talker_config import SpeechDefaults
 from tritone.options import Options
 from tritone.pools import BlockPool, CancelBoard, Views
 from tritone.stages.loop import EngineLoop
+from tritone.stages.outbox import Outbox
 from tritone.stages.prefill import BEAT_SECONDS
 from tritone.stages.reply import Reply
 from tritone.stages.saved import saver
@@ -85,6 +86,7 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
         self._max_queue = max_queue
         self._save_kv = saver(pages, engine.scheduler.page_size)
         self._heard: Mapping[str, Any] | None = None
+        self._outbox = Outbox("talker-out")
         self._loop = EngineLoop(self, "talker")
 
     def submit(self, event: Event, reply: Reply[Event]) -> None:
@@ -97,6 +99,10 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
 
     def stop(self) -> None:
         self._loop.stop()
+        self._outbox.stop()
+
+    def purge(self) -> None:
+        self._loop.post(self._purge)
 
     def open(self, session: int, options: Options) -> Speaking:
         if len(self._sessions) >= self._max_queue:
@@ -120,17 +126,24 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
         self._views.release(*event.hidden)
         self._loop.post(lambda: self._give_up(event, reply, error))
 
+    def _finish(self, reply: Reply[Event], last: Event) -> None:
+        self._outbox.put(reply, last, last=True)
+
     # From here on: the loop's thread.
+
+    def _purge(self) -> None:
+        # Sessions that are dropped must not be in the engine.
+        self.tend(time.monotonic())
+        super().purge()
 
     def _arrived(self, event: Event, rows: torch.Tensor | None, reply: Reply[Event]) -> None:
         state = self._sessions.get(event.session)
         if state is None:
             if event.terminal:
                 self._failed.discard(event.session)
-            reply.close()
+            self._outbox.close(reply)
             return
-        if state.reply is not None:
-            state.reply.close()
+        self._close(state)
         state.reply, state.sent = reply, time.monotonic()
         if is_last(event):
             state.last = event
@@ -176,14 +189,14 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
     def _said(self, one: Spoken) -> None:
         session = one.sequence.session
         state = self._sessions[session]
+        assert state.reply is not None
         if one.error is not None:
             state.said = True
-            assert state.reply is not None
             self._give_up(state.last or Event(session, "text"), state.reply, one.error)
             return
         if one.codes is not None:
             state.codes.append(one.codes)
-            self.metrics.count("tritone_frames_total")
+            self.metrics.count("tritone_speech_frames_total")
         state.said = one.finish is not None
         if state.said or len(state.codes) >= (1 if one.sequence.spoken <= SINGLE_FRAMES else CHUNK_FRAMES):
             self._send(session, state)
@@ -194,7 +207,8 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
         width = self._engine.model.codebooks
         codes = torch.stack(state.codes) if state.codes else torch.zeros(0, width, dtype=torch.int64)
         state.codes, state.sent = [], time.monotonic()
-        state.reply.send(Event(session, "codes", info={"last": state.said}, codes=codes.int().numpy()))
+        event = Event(session, "codes", info={"last": state.said}, codes=codes.int().numpy())
+        self._outbox.put(state.reply, event)
 
     def _end_if_said(self, session: int, state: Speaking) -> None:
         """The session's last event leaves once everything is said, or nothing is to be said any more."""
@@ -209,17 +223,23 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
         if cancelled and last.kind == "end":
             last = failure_event(session, Failure("cancelled"), last.info.get("usage"))
         assert state.reply is not None
-        state.reply.send(last, last=True)
+        self._outbox.put(state.reply, last, last=True)
 
     def _give_up(self, event: Event, reply: Reply[Event], error: Exception) -> None:
         state = self._sessions.get(event.session)
         if state is None:
-            reply.close()
+            self._outbox.close(reply)
             return
         self._silence(state)
-        if state.reply is not None and state.reply is not reply:
-            state.reply.close()
+        if state.reply is not reply:
+            self._close(state)
         self._fail(event, reply, error)
+
+    def _close(self, state: Speaking) -> None:
+        """Nothing more leaves through its newest event."""
+        if state.reply is not None:
+            self._outbox.close(state.reply)
+            state.reply = None
 
     def _silence(self, state: Speaking) -> None:
         """Nothing more of it is computed; its pages are free."""
@@ -232,9 +252,12 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
             if self._board.is_cancelled(session):
                 self._silence(state)
                 self._end_if_said(session, state)
-            elif state.reply is not None and now - state.sent >= BEAT_SECONDS:
+                if state.last is None:
+                    self._close(state)
+            elif state.last is not None and now - state.sent >= BEAT_SECONDS:
                 state.sent = now
-                state.reply.send(Event(session, "beat"))
+                assert state.reply is not None
+                self._outbox.put(state.reply, Event(session, "beat"))
         self._gauge()
         self.metrics.gauge("tritone_running_requests", len(self._engine.scheduler.running))
         blocks = self._pages.gauges()

@@ -30,6 +30,10 @@ class Outbox:
     def put(self, reply: Reply[Any], message: Any, *, last: bool = False) -> None:
         self._queue.put((reply, message, last))
 
+    def close(self, reply: Reply[Any]) -> None:
+        """Close ``reply`` after what was put before."""
+        self._queue.put((reply, None, True))
+
     def stop(self) -> None:
         self._queue.put(None)
         self._thread.join(timeout=5)
@@ -42,7 +46,10 @@ class Outbox:
                 if item is None:
                     return
                 reply, message, last = item
-                reply.send(message, last=last)
+                if message is None:
+                    reply.close()
+                else:
+                    reply.send(message, last=last)
             except queue.Empty:
                 pass
             except Exception:  # one broken stream must not stop the others

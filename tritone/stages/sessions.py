@@ -128,7 +128,11 @@ class SpeechSessions(ABC, Generic[State]):
         code = error.code if isinstance(error, TritoneError) else "INTERNAL"
         message = error.message if isinstance(error, TritoneError) else f"{self.name}: {error!r}"
         self.metrics.count("tritone_requests_total", outcome="error")
-        reply.send(failure_event(session, Failure("error", code, message)), last=True)
+        self._finish(reply, failure_event(session, Failure("error", code, message)))
+
+    def _finish(self, reply: Reply[Event], last: Event) -> None:
+        """The last message of a failed session, behind whatever was sent for it."""
+        reply.send(last, last=True)
 
     def _gauge(self) -> None:
         # Two threads come here: the later look must also be the one that stays.
