@@ -25,9 +25,10 @@ from tritone.models.decoder.rope import rope_rows
 PAGE = 16
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("omni")
+    """The same for all modules, so that each checkpoint is made once."""
+    return tmp_path_factory.getbasetemp() / "omni"
 
 
 def run(model: Decoder, inputs: torch.Tensor, rotary: torch.Tensor | None = None) -> torch.Tensor:

@@ -39,13 +39,15 @@ MEDIA: dict[str, dict[str, Any]] = {
 def checkpoint(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Path]:
     """transformers' model, its tokenizer, and where both lie."""
     path = directory / f"{family}-{dtype}"
+    path.mkdir(parents=True)
     model = FAMILIES[family](path, dtype)
     return model, transformers.AutoTokenizer.from_pretrained(path), path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("omni")
+    """The same for all modules, so that each checkpoint is made once."""
+    return tmp_path_factory.getbasetemp() / "omni"
 
 
 @functools.cache

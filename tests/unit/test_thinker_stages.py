@@ -96,9 +96,10 @@ class Stages:
             stage.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("omni")
+    """The same for all modules, so that each checkpoint is made once."""
+    return tmp_path_factory.getbasetemp() / "omni"
 
 
 @pytest.fixture(params=list(FAMILIES))
