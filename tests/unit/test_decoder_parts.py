@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantization.quantize import Settings, quantize_checkpoint
+from tests.omni_prompts import FAMILIES, checkpoint, decoder
 from tests.unit.test_decoder import make
-from tests.unit.test_thinker import FAMILIES, checkpoint, decoder
 from tritone.errors import InvalidArgument
 from tritone.kernels import default_kernels
 from tritone.models.decoder import Batch, Decoder, DecoderConfig, load_decoder

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.omni_prompts import Asked, answer, ask
+from tests.omni_prompts import ANSWER, FAMILIES, MEDIA, Asked, answer, ask, checkpoint, decoder, expected, handed
 from tests.unit.cascade import ThroughIntegrity, tokens_of
 from tests.unit.helpers import FakeReply, request, wait_until
-from tests.unit.test_thinker import ANSWER, FAMILIES, MEDIA, PAGE, checkpoint, decoder, expected, handed
 from tritone.deployment import Deployment
 from tritone.engine.engine import Engine
 from tritone.engine.prefix_cache import PrefixCache
@@ -31,6 +30,7 @@ from tritone.stages.integrity import IntegrityStage
 from tritone.stages.prefill import PrefillStage
 from tritone.text.detokenizer import load_tokenizer
 
+PAGE = 16
 HIDDEN_BLOCKS = 80
 
 
