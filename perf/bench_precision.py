@@ -95,8 +95,9 @@ class Bench:
                 results["kv"] = self.kv(name, bench)
             if "pairs" in self.steps:
                 line = self.line(f"{name}: pairings")
-                results["pairs"] = pairs.requests(bench, *sizes.request, sizes.pair_rounds, line)
-                if deployment is not None and sizes.judge:
+                judged = None if deployment is None else sizes.judged_request
+                results["pairs"] = pairs.requests(bench, *(judged or sizes.request), sizes.pair_rounds, line)
+                if deployment is not None and judged:
                     pairs.judge(bench, results["pairs"], deployment, self.line)
         return results
 

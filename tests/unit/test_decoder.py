@@ -1,4 +1,4 @@
-"""The dense decoder against transformers on tiny random models, through pages, and what a checkpoint may not be."""
+"""The decoder against transformers on tiny random models, through pages, and what a checkpoint may not be."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+EXPERTS = {"moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": False}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -35,6 +36,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2-tied-yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-moe": ("Qwen3Moe", {"head_dim": 32, **EXPERTS}),
+    "qwen3-moe-some-dense": ("Qwen3Moe", {"head_dim": 32, **EXPERTS, "mlp_only_layers": [0], "norm_topk_prob": True}),
     "qwen3-tied-biases": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True, "attention_bias": True}),
 }
 

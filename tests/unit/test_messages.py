@@ -20,6 +20,7 @@ from tritone.messages import (
     Event,
     Failure,
     GenerateRequest,
+    MediaKey,
     Prefilled,
     TensorSpec,
     TokenInfo,
@@ -84,6 +85,7 @@ def test_generate_request() -> None:
             None,
         ),
         (handoff(first=0, cached_tokens=64), None),
+        (handoff(hidden=refs(), hidden_rows=17, media=MediaKey(-31, 0, "00ff")), None),
         (replace(handoff(), first=TokenInfo(9, -0.25, ((9, -0.25), (4, -1.5)))), None),
         (None, Failure("error", "UNAVAILABLE", "später: 안녕 👋")),
         (None, Failure("cancelled")),
@@ -118,8 +120,9 @@ EVENTS = [
         text="é",
         info={"logprobs": [{"token_id": 1, "logprob": -0.5}]},
         hidden=(refs(), refs(slot=9)),
+        rows=(70, 1),
     ),
-    Event(5, "text", hidden=(refs(),)),
+    Event(5, "text", hidden=(refs(),), rows=(3,)),
     Event(5, "speak", text="안녕", info={"options": {}, "created": 1.25}),
     Event(5, "end", info={"finish_reason": "stop", "usage": {"prompt_tokens": 3}}),
     failure_event(5, Failure("error", "INTERNAL", "kaputt 💥"), {"completion_tokens": 2}),
@@ -244,4 +247,4 @@ def test_each_stage_takes_what_the_one_before_gives() -> None:
         }
         assert required <= given, (before, after)
     assert set(ROLE_OUTPUTS) <= {tensor.name for tensor in STAGES["preprocess"].outputs}
-    assert {name for name, spec in STAGES.items() if not spec.decoupled} == {"preprocess", "integrity"}
+    assert {name for name, spec in STAGES.items() if not spec.decoupled} == {"integrity"}

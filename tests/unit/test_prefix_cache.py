@@ -104,7 +104,7 @@ class Colliding(bytes):
 
 def test_where_all_hashes_collide_tokens_and_salts_still_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     page_key, salt_key = prefix_cache.page_key, prefix_cache.salt_key
-    monkeypatch.setattr(prefix_cache, "page_key", lambda tokens, foreign: Colliding(page_key(tokens, foreign)))
+    monkeypatch.setattr(prefix_cache, "page_key", lambda *given: Colliding(page_key(*given)))
     monkeypatch.setattr(prefix_cache, "salt_key", lambda salt: Colliding(salt_key(salt)))
     bench = machine(100)
     chance = random.Random(3)
