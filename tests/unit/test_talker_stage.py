@@ -17,7 +17,7 @@ from tests.unit.test_talker_engine import FRAMES, GREEDY, MEDIA, WORDS, Referenc
 from tritone.deployment import Deployment, EngineStage
 from tritone.messages import Event
 from tritone.metrics import Metrics
-from tritone.models.omni.talker_config import SpeechDefaults
+from tritone.models.omni.talker_config import SpeechDefaults, hearer_of
 from tritone.options import Options, Sampling
 from tritone.pools import BlockPool
 from tritone.sizes import HIDDEN_ROWS
@@ -47,6 +47,7 @@ class Bench:
             **sizes,
         )
         deployment = Deployment.parse({"voice": None, "page_size": 16, "max_context": 512, "integrity": {"mode": "raise"}}, "t")
+        self.hear = hearer_of(reference(family, weights).directory)
         self.stage: CodeTalkerStage = build_code_talker(deployment, part, directory, Metrics("talker"))
         self.stage._defaults = SpeechDefaults(GREEDY, frames)
         self.pages = self.stage._pages
@@ -63,8 +64,7 @@ class Bench:
 
     def start(self, session: int, speech: Speech, voice: str = SPEAKER, **options: Any) -> FakeReply:
         asked = speech.asked
-        model = self.stage._engine.model
-        heard = model.hear(np.array(asked.ids, np.int32), asked.prompt and asked.prompt.positions)  # type: ignore[attr-defined]
+        heard = self.hear(np.array(asked.ids, np.int32), asked.prompt and asked.prompt.positions)
         given = Options(speech=True, voice=voice, sampling=Sampling(seed=1), **options).to_json()
         return self.send(session, "start", info={"options": given, "created": 1.0, "heard": heard.to_json()})
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tritone.errors import bad
+from tritone.models.omni.heard import Heard, Ints, hear_all, hear_user
+from tritone.models.omni.voicebox.speakers import DEFAULT, read_text_begins
 from tritone.models.omni.voices import Voices
 from tritone.options import Sampling
 
 QWEN3, QWEN25 = "qwen3_omni_moe", "qwen2_5_omni"
-_SPEAKERS = "spk_dict.pt"
 _CALLS = {
     QWEN3: {"temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05, "max_new_tokens": 4096},
     QWEN25: {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05, "max_new_tokens": 4096},
@@ -47,17 +47,23 @@ def voices_of(path: str | Path) -> Voices:
     """The voices of an omni checkpoint; its default is that of the reference's own call, where there is such a voice."""
     config = declared(path)
     if config["model_type"] == QWEN25:
-        return Voices.of(speakers_of(path), "chelsie")
+        return Voices.of(read_text_begins(Path(path)), DEFAULT)
     return Voices.of(config["talker_config"]["speaker_id"], "ethan")
 
 
-def speakers_of(path: str | Path) -> dict[str, int]:
-    """Of each voice of Qwen2.5-Omni, the token that begins its text."""
-    file = Path(path) / _SPEAKERS
-    if not file.exists():
-        raise bad("checkpoint", str(path), f"a folder with {_SPEAKERS}, which holds the voices")
-    found = torch.load(file, map_location="cpu", weights_only=True)
-    return {str(name): int(values["bos_token"]) for name, values in found.items()}
+def hearer_of(path: str | Path) -> Callable[[Ints, Ints | None], Heard]:
+    """What the Talker of an omni checkpoint reads of a prompt: a function of ids int32 [T] and, where it has media, their
+    positions int32 [3, T]."""
+    config = declared(path)
+    if config["model_type"] == QWEN25:
+        return hear_all
+    return partial(
+        hear_user,
+        turn=config["im_start_token_id"],
+        user=config["user_token_id"],
+        assistant=config["assistant_token_id"],
+        media=frozenset(config["thinker_config"][f"{kind}_token_id"] for kind in ("audio", "image", "video")),
+    )
 
 
 def speech_defaults(path: str | Path) -> SpeechDefaults:

@@ -15,7 +15,8 @@ from tritone.models.decoder.checkpoint import Checkpoint, Progress
 from tritone.models.decoder.weights import LinearReader
 from tritone.models.omni.qwen3_talker import Ids, Projection, Qwen3Talker
 from tritone.models.omni.qwen25_talker import Codes, Qwen25Talker
-from tritone.models.omni.talker_config import QWEN25, declared, speakers_of, voices_of
+from tritone.models.omni.talker_config import QWEN25, declared, voices_of
+from tritone.models.omni.voicebox.speakers import read_text_begins
 
 _THINKERS_EMBEDDING = "thinker.model.embed_tokens.weight"
 _SPECIAL = 1024
@@ -51,7 +52,7 @@ def load_talker(
 def _qwen25(path: str | Path, section: Mapping[str, Any], decoder: Decoder) -> Qwen25Talker:
     name, size = "talker.thinker_to_talker_proj", decoder.config
     signs = [section["tts_text_end_token_id"], section["tts_text_pad_token_id"]]
-    speakers = speakers_of(path)
+    speakers = read_text_begins(Path(path))
     linears = {name: (size.hidden_size, size.embedding_size)}
     with _read(path, decoder, {f"{name}.bias": (size.hidden_size,)}, linears) as (checkpoint, linears_of):
         projection = linears_of.linear([name], checkpoint.read(f"{name}.bias", decoder.dtype))
@@ -92,10 +93,6 @@ def _qwen3(path: str | Path, config: Mapping[str, Any], decoder: Decoder, predic
 def _ids(config: Mapping[str, Any]) -> Ids:
     talker = config["talker_config"]
     return Ids(
-        turn=config["im_start_token_id"],
-        user=config["user_token_id"],
-        assistant=config["assistant_token_id"],
-        media=frozenset(config["thinker_config"][f"{kind}_token_id"] for kind in ("audio", "image", "video")),
         before=(talker["codec_nothink_id"], talker["codec_think_bos_id"], talker["codec_think_eos_id"]),
         after=(talker["codec_pad_id"], talker["codec_bos_id"]),
         stop=talker["codec_eos_token_id"],
