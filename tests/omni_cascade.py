@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,10 @@ class Stages:
         self.talker = build_talker(deployment, directory, Metrics("talker"), False)
         self.voicebox = build_voicebox(deployment, directory, Metrics("voicebox"), False)
         self.postprocess = PostprocessStage(self.board, Views(directory), Metrics("postprocess"))
-        self.frames: dict[int, list[np.ndarray[Any, Any]]] = {}
+        self.codes: dict[int, list[np.ndarray[Any, Any]]] = {}
 
     def ask(self, messages: Any, role: Any = "omni", **options: Any) -> tuple[int, Client]:
-        request = self.preprocess.generate(json.dumps(messages).encode(), options, role)
+        request = self.preprocess.generate(json.dumps(messages).encode(), options, role, time.monotonic())
         client = Client()
         tensors = request.to_tensors() | {"media": request.media_tensor()}
         there = type(request).from_tensors(tensors)
@@ -132,8 +133,8 @@ class Stages:
 
     def _sounded(self, event: Any, client: FakeReply) -> None:
         assert not event.hidden and event.heard is None
-        if event.kind == "frames":
-            self.frames.setdefault(event.session, []).append(event.frames)
+        if event.kind == "codes":
+            self.codes.setdefault(event.session, []).append(event.codes)
         self.voicebox.submit(type(event).from_tensors(event.to_tensors()), Step(self._told, client))
 
     def _told(self, event: Any, client: FakeReply) -> None:

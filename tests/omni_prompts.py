@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
+from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
+from tritone.models.decoder import Decoder, load_decoder
 from tritone.models.omni.prompt import MediaPrompt
 
 WORDS = ["Describe this sound in one sentence please.", "The quick brown fox jumps.", "Hello, how are you today?" * 3, "one"]
+
+
+ANSWER = 12
+"""Tokens of each answer."""
+FAMILIES = {"qwen3": make_qwen3_omni, "qwen2.5": make_qwen25_omni}
+MEDIA: dict[str, dict[str, Any]] = {
+    "text": {},
+    "sound": {"frames": (120,)},
+    "image": {"grids": ((4, 6),)},
+    "both": {"frames": (120, 33), "grids": ((4, 6), (8, 4))},
+}
 
 
 @dataclass(frozen=True)
@@ -130,3 +146,39 @@ def answer(model: Any, asked: Asked, tokens: int) -> Answer:
         )
     answered = made.sequences[0, asked.inputs["input_ids"].shape[1] :]
     return Answer([int(token) for token in answered], torch.cat(made.logits).float(), made.hidden_states)
+
+
+def checkpoint(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Path]:
+    """transformers' model, its tokenizer, and where both lie."""
+    return _made(family, directory, dtype)
+
+
+@functools.cache
+def _made(family: str, directory: Path, dtype: torch.dtype) -> tuple[Any, Any, Path]:
+    path = directory / f"{family}-{dtype}"
+    path.mkdir(parents=True)
+    model = FAMILIES[family](path, dtype)
+    return model, transformers.AutoTokenizer.from_pretrained(path), path
+
+
+@functools.cache
+def expected(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Asked, Answer]]:
+    model, tokenizer, _ = checkpoint(family, directory, dtype)
+    asked = {name: ask(model, tokenizer, seed, seed, **media) for seed, (name, media) in enumerate(MEDIA.items())}
+    return {name: (one, answer(model, one, ANSWER)) for name, one in asked.items()}
+
+
+@functools.cache
+def decoder(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    return load_decoder(checkpoint(family, directory, dtype)[2], dtype, max_positions=512)
+
+
+def handed(family: str, model: Any, asked: Asked, wanted: Answer) -> torch.Tensor:
+    """The rows of the prompt and of all tokens of the answer but the last, by transformers' own states."""
+    states = [torch.cat([step[layer][0] for step in wanted.states]) for layer in range(len(wanted.states[0]))]
+    places = torch.zeros(len(states[0]), 1, dtype=torch.bool)
+    if asked.prompt is not None:
+        places[torch.from_numpy(asked.prompt.places).long()] = True
+    if family == "qwen3":
+        return torch.where(places, states[model.config.talker_config.accept_hidden_layer], states[0])
+    return states[-1] + states[0].masked_fill(places, 0)

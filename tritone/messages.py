@@ -24,6 +24,9 @@ from tritone.options import Options
 
 Tensors = dict[str, npt.NDArray[Any]]
 
+FRAME_WIDTH = 131
+"""Floats of one speech frame on the wire: 130 acoustic features and the fundamental frequency in Hz."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -58,7 +61,8 @@ _MEDIA = TensorSpec("media", "UINT8", (-1,), optional=True)
 _HANDOFF = TensorSpec("handoff", "STRING", (1,))
 _REPORT = TensorSpec("report", "STRING", (1,), optional=True)
 _EVENT = TensorSpec("event", "STRING", (1,))
-_FRAMES = TensorSpec("frames", "FP32", (-1, -1), optional=True)
+_FRAMES = TensorSpec("frames", "FP32", (-1, FRAME_WIDTH), optional=True)
+_CODES = TensorSpec("codes", "INT32", (-1, -1), optional=True)
 _AUDIO = TensorSpec("audio", "FP32", (-1,), optional=True)
 
 STAGES: dict[str, StageSpec] = {
@@ -82,8 +86,8 @@ STAGES: dict[str, StageSpec] = {
             decoupled=False,
         ),
         StageSpec("decode", (_SESSION, _IDS, _REQUEST, _HANDOFF), (_SESSION, _EVENT), decoupled=True),
-        StageSpec("talker", (_SESSION, _EVENT), (_SESSION, _EVENT, _FRAMES), decoupled=True),
-        StageSpec("voicebox", (_SESSION, _EVENT, _FRAMES), (_SESSION, _EVENT, _AUDIO), decoupled=True),
+        StageSpec("talker", (_SESSION, _EVENT), (_SESSION, _EVENT, _FRAMES, _CODES), decoupled=True),
+        StageSpec("voicebox", (_SESSION, _EVENT, _FRAMES, _CODES), (_SESSION, _EVENT, _AUDIO), decoupled=True),
         StageSpec(
             "postprocess",
             (_SESSION, _EVENT, _AUDIO),
@@ -316,7 +320,7 @@ class Prefilled:
         )
 
 
-EventKind = Literal["beat", "start", "text", "speak", "frames", "audio", "end", "error", "cancelled"]
+EventKind = Literal["beat", "start", "text", "speak", "frames", "codes", "audio", "end", "error", "cancelled"]
 
 TERMINAL: frozenset[str] = frozenset({"end", "error", "cancelled"})
 
@@ -330,8 +334,9 @@ class Event:
     - ``text``: ``text`` delta; ``hidden`` refers to rows for the Talker, ``rows`` to each (speech requests). The first such
       event brings those of the prompt, and ``heard``, what the checkpoint's Talker reads of it; the last may have no text.
     - ``speak``: start, text and end in one (the ``speech`` ensemble).
-    - ``frames``: ``frames`` float32 [F, width] for the VoiceBox, features or codes, which float32 holds exactly;
-      ``info.last`` ends the segment.
+    - ``frames``: ``frames`` float32 [F, 131] for the VoiceBox; ``info.last`` ends the segment.
+    - ``codes``: ``codes`` int32 [F, codebooks] for the VoiceBox of a Talker that speaks in codes; ``info.last`` ends the
+      answer, perhaps without a frame.
     - ``audio``: ``audio`` float32 [samples], 24 kHz.
     - ``end`` / ``error`` / ``cancelled``: last of every session; ``info`` holds finish_reason, usage and timings, or
       code and message.
@@ -348,6 +353,7 @@ class Event:
     rows: tuple[int, ...] = ()
     heard: Heard | None = None
     frames: npt.NDArray[np.float32] | None = None
+    codes: npt.NDArray[np.int32] | None = None
     audio: npt.NDArray[np.float32] | None = None
     lost: str = ""
 
@@ -373,6 +379,8 @@ class Event:
         tensors: Tensors = {"session": _session(self.session), "event": self.header()}
         if self.frames is not None:
             tensors["frames"] = np.ascontiguousarray(self.frames, np.float32)
+        if self.codes is not None:
+            tensors["codes"] = np.ascontiguousarray(self.codes, np.int32)
         if self.audio is not None:
             tensors["audio"] = np.ascontiguousarray(self.audio, np.float32)
         return tensors
@@ -389,6 +397,7 @@ class Event:
             rows=tuple(body.get("rows", ())),
             heard=Heard.from_json(body["heard"]) if "heard" in body else None,
             frames=tensors.get("frames"),
+            codes=tensors.get("codes"),
             audio=tensors.get("audio"),
             lost=body.get("lost", ""),
         )

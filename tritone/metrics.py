@@ -25,6 +25,7 @@ class MetricSpec:
 METRICS: dict[str, MetricSpec] = {
     "tritone_requests_total": MetricSpec("counter", "Requests ended, by outcome"),
     "tritone_tokens_total": MetricSpec("counter", "Tokens taken in and made, by kind (prompt, completion)"),
+    "tritone_speech_frames_total": MetricSpec("counter", "Frames of speech codes made"),
     "tritone_audio_seconds_total": MetricSpec("counter", "Seconds of audio made"),
     "tritone_cached_tokens_total": MetricSpec("counter", "Prompt tokens whose KV was found in the prefix cache"),
     "tritone_preemptions_total": MetricSpec("counter", "Times a sequence gave its pages back and went on later"),

@@ -14,7 +14,7 @@ def known_voices(deployment: Deployment) -> Voices | None:
     if deployment.voice is None:
         return None
     if deployment.voice == OWN_VOICE:
-        from tritone.models.omni.talker import voices_of
+        from tritone.models.omni.talker_config import voices_of
 
         return voices_of(deployment.checkpoint)
     voice = json.loads((Path(deployment.voice) / "voice.json").read_text(encoding="utf-8"))

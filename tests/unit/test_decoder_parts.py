@@ -11,20 +11,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.unit.test_thinker import FAMILIES, checkpoint, decoder
+from quantization.quantize import Settings, quantize_checkpoint
+from tests.omni_prompts import FAMILIES, checkpoint, decoder
+from tests.unit.test_decoder import make
 from tritone.errors import InvalidArgument
 from tritone.kernels import default_kernels
 from tritone.models.decoder import Batch, Decoder, DecoderConfig, load_decoder
 from tritone.models.decoder.handed import Handed
+from tritone.models.decoder.linear import QuantizedLinear
 from tritone.models.decoder.mlp import SparseMlp
 from tritone.models.decoder.rope import rope_rows
 
 PAGE = 16
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("omni")
+    """The same for all modules, so that each checkpoint is made once."""
+    return tmp_path_factory.getbasetemp() / "omni"
 
 
 def run(model: Decoder, inputs: torch.Tensor, rotary: torch.Tensor | None = None) -> torch.Tensor:
@@ -85,6 +89,18 @@ def test_experts_are_quantised_and_their_router_is_not(weights: str, bound: floa
     assert torch.equal(found.router(x), dense.router(x))
     assert 0.001 < (found(x) - dense(x)).norm() / dense(x).norm() < bound
     assert found.nbytes - found.router.nbytes < (dense.nbytes - dense.router.nbytes) / 2
+
+
+def test_a_quantised_checkpoint_with_experts_loads(tmp_path: Path) -> None:
+    made = tmp_path / "dense"
+    make("qwen3-moe", made)
+    dense, x = sparse(load_decoder(made, torch.float32)), torch.randn(24, 64)
+    for weights, bound in (("int8", 0.02), ("fp8", 0.06)):
+        written = quantize_checkpoint(made, tmp_path / weights, Settings(weights))
+        found = sparse(load_decoder(written, torch.float32))
+        assert isinstance(found.experts[5].down, QuantizedLinear)
+        assert torch.equal(found.router(x), dense.router(x))
+        assert 0.001 < (found(x) - dense(x)).norm() / dense(x).norm() < bound
 
 
 def test_a_token_never_depends_on_its_neighbours_experts(directory: Path) -> None:

@@ -13,13 +13,12 @@ import pytest
 from helpers import FakeReply, wait_until
 
 from tritone.errors import TritoneError
-from tritone.messages import Event, Failure, failure_event
+from tritone.messages import FRAME_WIDTH, Event, Failure, failure_event
 from tritone.metrics import Metrics
 from tritone.options import Options
 from tritone.pools import CancelBoard
 from tritone.stages.speech import SpeechStage
 
-FRAME_WIDTH = 5
 USAGE = {"completion_tokens": 3}
 
 

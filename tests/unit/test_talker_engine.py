@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,8 @@ from tritone.engine.scheduler import Scheduler
 from tritone.engine.talker import Spoken, TalkerEngine, TalkerSequence
 from tritone.errors import InvalidArgument
 from tritone.models.omni.heard import Heard
-from tritone.models.omni.talker import OmniTalker, load_talker, speech_defaults, voices_of
+from tritone.models.omni.talker_config import hearer_of, speech_defaults, voices_of
+from tritone.models.omni.talker_loading import OmniTalker, load_talker
 from tritone.options import Sampling
 from tritone.pools import BlockPool
 from tritone.pools.pool import torch_view
@@ -66,9 +68,12 @@ def talker(family: str, directory: Path) -> OmniTalker:
 class Bench:
     """An engine, and what it has spoken, by session."""
 
-    def __init__(self, model: OmniTalker, directory: Path, *, pages: int = 128, budget: int = 64, save: bool = False) -> None:
+    def __init__(
+        self, family: str, weights: Path, directory: Path, *, pages: int = 128, budget: int = 64, save: bool = False
+    ) -> None:
         directory.mkdir(exist_ok=True)
-        self.model = model
+        model, path = talker(family, weights), reference(family, weights).directory
+        self.model, self.hear = model, hearer_of(path)
         shape = model.decoder.config.page_shape(PAGE)
         self.pages = BlockPool(directory, "talker_pages", pages, shape, "float32", 4)
         scheduler = Scheduler(self.pages, PAGE, 16, budget)
@@ -80,7 +85,7 @@ class Bench:
 
     def add(self, session: int, speech: Speech, sampling: Sampling = GREEDY, frames: int = FRAMES) -> TalkerSequence:
         prompt = speech.asked.prompt
-        heard = self.model.hear(speech.rows.new_tensor(speech.asked.ids).int().numpy(), prompt and prompt.positions)
+        heard = self.hear(np.array(speech.asked.ids, np.int32), prompt and prompt.positions)
         heard = Heard.from_json(json.loads(json.dumps(heard.to_json())))
         sequence = TalkerSequence(
             session=session, tokens=[], prompt_length=0, sampling=sampling, max_tokens=frames,
@@ -135,7 +140,7 @@ class Bench:
 @pytest.mark.parametrize("name", list(MEDIA))
 def test_alone_all_codebooks_are_those_of_transformers(family: str, name: str, directory: Path, tmp_path: Path) -> None:
     speech = spoken(family, directory)[name]
-    bench = Bench(talker(family, directory), tmp_path)
+    bench = Bench(family, directory, tmp_path)
     bench.whole(1, speech)
     bench.run()
     assert speech.codes.shape[1] == (4 if family == "qwen3" else 1)
@@ -151,7 +156,7 @@ def test_together_and_in_any_pieces(family: str, pages: int, save: bool, directo
     on, computed again or copied back, also while they wait."""
     every = list(spoken(family, directory).values())
     draw = random.Random(3)
-    bench = Bench(talker(family, directory), tmp_path, pages=pages, budget=24, save=save)
+    bench = Bench(family, directory, tmp_path, pages=pages, budget=24, save=save)
     sequences = [bench.add(session, speech) for session, speech in enumerate(every)]
     left = [[*torch.split(speech.rows, 1)] for speech in every]
     while any(left):
@@ -173,13 +178,13 @@ def test_together_and_in_any_pieces(family: str, pages: int, save: bool, directo
 def test_a_seed_gives_the_same_codes_alone_and_among_sixteen(family: str, directory: Path, tmp_path: Path) -> None:
     every = list(spoken(family, directory).values())
     sampling = [replace(speech_defaults(reference(family, directory).directory).sampling, seed=seed) for seed in range(16)]
-    together = Bench(talker(family, directory), tmp_path / "together", pages=160)
+    together = Bench(family, directory, tmp_path / "together", pages=160)
     for session in range(16):
         together.whole(session, every[session % 4], sampling[session])
     together.run()
     assert max(together.batches) == 16
     for session in (0, 5, 15):
-        alone = Bench(talker(family, directory), tmp_path / str(session))
+        alone = Bench(family, directory, tmp_path / str(session))
         alone.whole(session, every[session % 4], sampling[session])
         alone.run()
         assert alone.said(session) == together.said(session)
@@ -195,7 +200,7 @@ def test_a_stop_token_ends_the_speech(family: str, directory: Path, tmp_path: Pa
     model = talker(family, directory)
     stops, model.stops = model.stops, frozenset((code,))
     try:
-        bench = Bench(model, tmp_path)
+        bench = Bench(family, directory, tmp_path)
         bench.whole(1, want)
         bench.run()
     finally:
@@ -207,7 +212,7 @@ def test_a_stop_token_ends_the_speech(family: str, directory: Path, tmp_path: Pa
 
 def test_a_sequence_that_waits_is_in_no_step(family: str, directory: Path, tmp_path: Path) -> None:
     first, other = (spoken(family, directory)[name] for name in ("text", "sound"))
-    bench = Bench(talker(family, directory), tmp_path)
+    bench = Bench(family, directory, tmp_path)
     waiting = bench.add(1, first)
     prompt = len(first.asked.ids)
     bench.feed(waiting, first.rows[:prompt])
@@ -235,7 +240,7 @@ def test_short_answers(family: str, directory: Path, tmp_path: Path) -> None:
     """One token is spoken, none is silence; nothing of a prompt alone."""
     made = reference(family, directory)
     speech = made.speak(ask_text(made), 2, FRAMES)
-    bench = Bench(talker(family, directory), tmp_path)
+    bench = Bench(family, directory, tmp_path)
     bench.whole(1, speech)
     silent = bench.add(2, speech)
     bench.feed(silent, speech.rows[: len(speech.asked.ids)])
@@ -251,7 +256,7 @@ def test_the_last_word_is_heard(family: str, directory: Path, tmp_path: Path) ->
     """Another last row changes the frames from its own on, and none before."""
     speech = spoken(family, directory)["text"]
     other = replace(speech, rows=torch.cat((speech.rows[:-1], -speech.rows[-1:])))
-    bench = Bench(talker(family, directory), tmp_path)
+    bench = Bench(family, directory, tmp_path)
     bench.whole(1, speech)
     bench.whole(2, other)
     bench.run()
@@ -264,7 +269,7 @@ def test_what_is_cancelled_gives_its_pages_back(family: str, directory: Path, tm
     """At every stage of a life: without its prompt, queued, on its way through the prompt, speaking, waiting."""
     speech = spoken(family, directory)["both"]
     prompt = len(speech.asked.ids)
-    bench = Bench(talker(family, directory), tmp_path, budget=16)
+    bench = Bench(family, directory, tmp_path, budget=16)
     opening = bench.add(1, speech)
     bench.feed(opening, speech.rows[:prompt])
     waiting = bench.add(2, speech)
@@ -287,7 +292,7 @@ def test_what_is_cancelled_gives_its_pages_back(family: str, directory: Path, tm
 
 def test_a_prompt_that_is_too_long_is_refused(family: str, directory: Path, tmp_path: Path) -> None:
     speech = spoken(family, directory)["both"]
-    bench = Bench(talker(family, directory), tmp_path)
+    bench = Bench(family, directory, tmp_path)
     bench.engine.max_length = 40
     sequence = bench.add(1, speech)
     sequence.script.feed(speech.rows)
@@ -309,9 +314,9 @@ def test_voices(family: str, directory: Path) -> None:
 
 def test_speakers_sound_different(directory: Path, tmp_path: Path) -> None:
     speech = spoken("qwen3", directory)["text"]
-    bench = Bench(talker("qwen3", directory), tmp_path)
+    bench = Bench("qwen3", directory, tmp_path)
     first, other = bench.add(1, speech), bench.add(2, speech)
-    heard = bench.model.hear(speech.rows.new_tensor(speech.asked.ids).int().numpy())
+    heard = bench.hear(np.array(speech.asked.ids, np.int32), None)
     other.script = bench.model.script(heard, "aiden")
     for one in (first, other):
         bench.feed(one, speech.rows)

@@ -2,62 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import transformers
 
-from tests.omni_prompts import Answer, Asked, answer, ask
-from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
+from tests.omni_prompts import ANSWER, FAMILIES, MEDIA, Asked, answer, ask, checkpoint, decoder, expected, handed
 from tritone.engine.engine import Engine
 from tritone.engine.media import media_key
 from tritone.engine.prefix_cache import PrefixCache
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.sequence import Sequence
 from tritone.kernels import default_kernels
-from tritone.models.decoder import Decoder, load_decoder
+from tritone.models.decoder import Decoder
 from tritone.options import Sampling
 from tritone.pools import BlockPool
 from tritone.pools.pool import torch_view
 
 PAGE = 16
-ANSWER = 12
 BOUND, OTHER_EXPERT = 0.03, 0.5
-FAMILIES = {"qwen3": make_qwen3_omni, "qwen2.5": make_qwen25_omni}
-MEDIA: dict[str, dict[str, Any]] = {
-    "text": {},
-    "sound": {"frames": (120,)},
-    "image": {"grids": ((4, 6),)},
-    "both": {"frames": (120, 33), "grids": ((4, 6), (8, 4))},
-}
 
 
-@functools.cache
-def checkpoint(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Path]:
-    """transformers' model, its tokenizer, and where both lie."""
-    path = directory / f"{family}-{dtype}"
-    model = FAMILIES[family](path, dtype)
-    return model, transformers.AutoTokenizer.from_pretrained(path), path
 
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("omni")
-
-
-@functools.cache
-def expected(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Asked, Answer]]:
-    model, tokenizer, _ = checkpoint(family, directory, dtype)
-    asked = {name: ask(model, tokenizer, seed, seed, **media) for seed, (name, media) in enumerate(MEDIA.items())}
-    return {name: (one, answer(model, one, ANSWER)) for name, one in asked.items()}
-
-
-@functools.cache
-def decoder(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return load_decoder(checkpoint(family, directory, dtype)[2], dtype, max_positions=512)
+    """The same for all modules, so that each checkpoint is made once."""
+    return tmp_path_factory.getbasetemp() / "omni"
 
 
 class Run:
@@ -151,17 +121,6 @@ def test_bfloat16_logits_stay_within_their_bound(family: str, directory: Path, t
         error = (run.logits(0) - wanted.logits)[: same + 1].pow(2).mean(-1).sqrt() / wanted.logits.std()
         assert error.median() < BOUND, name
         assert error.max() < (OTHER_EXPERT if family == "qwen3" else BOUND), name
-
-
-def handed(family: str, model: Any, asked: Asked, wanted: Answer) -> torch.Tensor:
-    """The rows of the prompt and of all tokens of the answer but the last, by transformers' own states."""
-    states = [torch.cat([step[layer][0] for step in wanted.states]) for layer in range(len(wanted.states[0]))]
-    places = torch.zeros(len(states[0]), 1, dtype=torch.bool)
-    if asked.prompt is not None:
-        places[torch.from_numpy(asked.prompt.places).long()] = True
-    if family == "qwen3":
-        return torch.where(places, states[model.config.talker_config.accept_hidden_layer], states[0])
-    return states[-1] + states[0].masked_fill(places, 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

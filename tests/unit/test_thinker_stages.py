@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.omni_prompts import Asked, answer, ask
+from tests.omni_prompts import ANSWER, FAMILIES, MEDIA, Asked, answer, ask, checkpoint, decoder, expected, handed
 from tests.unit.cascade import ThroughIntegrity, tokens_of
 from tests.unit.helpers import FakeReply, request, wait_until
-from tests.unit.test_thinker import ANSWER, FAMILIES, MEDIA, PAGE, checkpoint, decoder, expected, handed
 from tritone.deployment import Deployment
 from tritone.engine.engine import Engine
 from tritone.engine.prefix_cache import PrefixCache
@@ -30,6 +30,7 @@ from tritone.stages.integrity import IntegrityStage
 from tritone.stages.prefill import PrefillStage
 from tritone.text.detokenizer import load_tokenizer
 
+PAGE = 16
 HIDDEN_BLOCKS = 80
 
 
@@ -95,9 +96,10 @@ class Stages:
             stage.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("omni")
+    """The same for all modules, so that each checkpoint is made once."""
+    return tmp_path_factory.getbasetemp() / "omni"
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -164,6 +166,25 @@ def test_a_cold_and_a_warm_answer_with_the_system_prompt_of_another(family: str,
     for cold, warm in zip(found[:3], found[3:], strict=True):
         assert cold[0] == warm[0] and torch.equal(cold[1], warm[1])
     assert found[0][0] != found[1][0] != found[2][0]
+
+
+def test_media_that_make_nan_end_their_own_request_alone(family: str, directory: Path, stages: Stages) -> None:
+    every = expected(family, directory)
+    asked, wanted = every["both"]
+    assert asked.prompt is not None
+    broken = replace(asked.prompt, embeddings=asked.prompt.embeddings.clone(), digest=b"broken")
+    broken.embeddings[3] = torch.nan
+    replies = [stages.submit(1, Asked(asked.inputs, broken)), stages.submit(2, asked), stages.submit(3, every["image"][0])]
+    last = replies[0].wait(20)[-1]
+    assert (last.kind, last.info["message"]) == ("error", "the model's logits are not finite")
+    assert [tokens_of(answered(reply)) for reply in replies[1:]] == [wanted.tokens, every["image"][1].tokens]
+
+
+def test_media_that_do_not_fit_are_refused(family: str, directory: Path, stages: Stages) -> None:
+    asked = expected(family, directory)["both"][0]
+    assert asked.prompt is not None
+    last = stages.submit(1, Asked(asked.inputs, replace(asked.prompt, delta=1))).wait()[-1]
+    assert (last.kind, last.info["code"]) == ("error", "INVALID_ARGUMENT") and "delta: 1" in last.info["message"]
 
 
 def test_a_preempted_answer_goes_on(family: str, directory: Path, tmp_path: Path) -> None:

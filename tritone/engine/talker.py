@@ -52,6 +52,7 @@ class Script(Protocol):
 class TalkerModel(Protocol):
     """A Talker's network. A row's numbers depend on that row alone, as everywhere."""
 
+    codebooks: int
     stops: frozenset[int]
     """The tokens of codebook 0 that end the speech."""
     penalised: frozenset[int]
@@ -99,7 +100,7 @@ class TalkerSequence(Sequence):
 
     @property
     def seen(self) -> set[int]:
-        return set(self.penalised | self.counts.keys())
+        return {*self.penalised, *self.counts}
 
     def append(self, token: int) -> None:
         super().append(token)

@@ -144,7 +144,7 @@ class Views:
                     continue
 
     def copy_rows(self, refs: BlockRefs, rows: int) -> Any:
-        """The first ``rows`` rows of the blocks of ``refs``, in order, as a torch tensor of its own; then release."""
+        """The first ``rows`` rows of the blocks of ``refs``, in their order, as a torch tensor of its own; then release."""
         from tritone.pools.pool import torch_view
 
         view = self.of(refs)

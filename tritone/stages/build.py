@@ -161,9 +161,9 @@ def _rows(deployment: Deployment, engine: Engine) -> AnswerRows | None:
 
 
 def _hearing(deployment: Deployment) -> Hearing | None:
-    from tritone.models.omni.talker import hearing_of
+    from tritone.models.omni.talker_config import hearer_of
 
-    return hearing_of(deployment.checkpoint) if deployment.voice == OWN_VOICE else None
+    return hearer_of(deployment.checkpoint) if deployment.voice == OWN_VOICE else None
 
 
 def _towers(deployment: Deployment, directory: Path) -> Towers | None:

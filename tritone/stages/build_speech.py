@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritone.deployment import OWN_VOICE, Deployment
+from tritone.deployment import OWN_VOICE, Deployment, EngineStage
 from tritone.metrics import Metrics
-from tritone.pools import BlockPool, CancelBoard, Views
+from tritone.pools import CancelBoard, Views
 from tritone.progress import LoadProgress
-from tritone.sizes import ITEM_SIZES
 
 if TYPE_CHECKING:
     from tritone.stages.code_talker import CodeTalkerStage
@@ -50,38 +49,10 @@ def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics, re
 
 
 def _code_talker(deployment: Deployment, directory: Path, metrics: Metrics, restarted: bool) -> CodeTalkerStage:
-    import torch
+    from tritone.stages.build_talker import build_code_talker
 
-    from tritone.engine.scheduler import Scheduler
-    from tritone.engine.talker import TalkerEngine
-    from tritone.models.omni.talker import load_talker, speech_defaults
-    from tritone.pools.pool import torch_view
-    from tritone.stages.code_talker import CodeTalkerStage
-
-    part, size = deployment.talker, deployment.page_size
-    torch.set_num_threads(part.threads)
-    pages_held = part.pool_tokens // size
-    model = load_talker(
-        deployment.checkpoint,
-        getattr(torch, part.dtype),
-        progress=LoadProgress(directory, "talker"),
-        max_positions=pages_held * size,
+    part = EngineStage.model_validate(
+        deployment.talker.model_dump(exclude={"hidden_blocks"})
+        | {"checkpoint": deployment.checkpoint, "kv": {"bfloat16": "bf16", "float32": "float32"}[deployment.talker.dtype]}
     )
-    shape = model.decoder.config.page_shape(size)
-    pages = BlockPool(directory, "talker_pages", pages_held, shape, part.dtype, ITEM_SIZES[part.dtype])
-    scheduler = Scheduler(pages, size, part.max_sequences, part.max_batch_tokens)
-    kv: torch.Tensor = torch_view(pages.data, part.dtype, shape)
-    longest = min(model.decoder.config.max_positions, pages_held * size - 1)
-    engine = TalkerEngine(model, kv, scheduler, longest)
-    stage = CodeTalkerStage(
-        engine,
-        pages,
-        Views(directory),
-        CancelBoard(directory),
-        metrics,
-        speech_defaults(deployment.checkpoint),
-        max_queue=part.max_queue,
-        restarted=restarted,
-    )
-    stage.warm_up()
-    return stage
+    return build_code_talker(deployment, part, directory, metrics, restarted)

@@ -52,7 +52,7 @@ class StateRows:
         return hidden[None]
 
     def next(self, hidden: torch.Tensor, fed: int, token: int | None) -> torch.Tensor | None:
-        return hidden[None]
+        return None if token is None else hidden[None]
 
 
 class EmbeddingRows:

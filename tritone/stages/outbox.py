@@ -31,7 +31,7 @@ class Outbox:
         self._queue.put((reply, message, last))
 
     def close(self, reply: Reply[Any]) -> None:
-        """No more messages after those that were put."""
+        """Close ``reply`` after what was put before."""
         self._queue.put((reply, None, True))
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What every stage of speech has in common: text passes at once, work queues, sessions end in order."""
+"""The sessions of a stage that makes speech: text passes at once, what needs work is queued, sessions end in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from tritone.errors import TritoneError
 from tritone.fatal import end_if_out_of_memory
-from tritone.messages import Event, Failure, failure_event
+from tritone.messages import Event, EventKind, Failure, failure_event
 from tritone.metrics import Metrics
 from tritone.options import Options
 from tritone.pools import CancelBoard
@@ -23,21 +23,20 @@ log = logging.getLogger(__name__)
 State = TypeVar("State")
 
 
-class SessionStage(ABC, Generic[State]):
-    """Sessions of ``State``.
+class SpeechSessions(ABC, Generic[State]):
+    """What every such stage does with its events, whoever computes; a session with speech has a ``State``.
 
     :meth:`submit` is called by one thread, event by event. What needs no work (start, text, beats, and everything of a
-    text-only session) is passed on from there, so text never waits for audio. The rest is :meth:`queue`'s.
+    text-only session) is passed on from there, so text never waits for audio. The rest, ``work_kinds``, is queued.
     """
 
     work_kinds: frozenset[str]
 
-    def __init__(self, name: str, board: CancelBoard, metrics: Metrics, max_queue: int, restarted: bool = False) -> None:
+    def __init__(self, name: str, board: CancelBoard, metrics: Metrics, restarted: bool = False) -> None:
         """``restarted``: sessions may come that an earlier process of this stage knew; their speech is lost."""
         self.name = name
         self.metrics = metrics
         self._board = board
-        self._max_queue = max_queue
         self._restarted = restarted
         self._sessions: dict[int, State] = {}
         self._failed: set[int] = set()
@@ -49,16 +48,12 @@ class SessionStage(ABC, Generic[State]):
         """State of a new session with speech."""
 
     @abstractmethod
-    def queue(self, event: Event, reply: Reply[Event]) -> None:
-        """Take in an event of a session with speech; whoever works on it answers ``reply``, which has passed on its text."""
+    def _queue(self, event: Event, reply: Reply[Event]) -> None:
+        """An event of ``work_kinds``, or the last, of a session that has a state."""
 
     @abstractmethod
-    def waiting(self) -> int:
-        """Pieces of work that wait or run."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop the stage's threads."""
+    def _queued(self) -> int:
+        """How much work waits."""
 
     def submit(self, event: Event, reply: Reply[Event]) -> None:
         session = event.session
@@ -81,7 +76,7 @@ class SessionStage(ABC, Generic[State]):
         else:
             if event.kind == "text":
                 reply.send(event)
-            self.queue(event, reply)
+            self._queue(event, reply)
         self._gauge()
 
     def purge(self) -> None:
@@ -107,10 +102,10 @@ class SessionStage(ABC, Generic[State]):
         except Exception as error:
             end_if_out_of_memory(self.name, error)
             log.exception("%s", self.name)
-            reply.send(self._failure(session, error, last=is_last(event)), last=True)
+            self._fail(event, reply, error)
             return
         if event.kind == "speak":
-            self.queue(event, reply)
+            self._queue(event, reply)
         else:
             reply.close()
 
@@ -118,26 +113,32 @@ class SessionStage(ABC, Generic[State]):
         """An event of a session without speech, or of one whose speech was lost with an earlier process: postprocess knows
         which of the two it is."""
         if self._restarted:
-            event = replace(event, kind="beat" if event.kind == "frames" else event.kind, frames=None, lost=self.name)
+            kind: EventKind = "beat" if event.kind in ("frames", "codes") else event.kind
+            event = replace(event, kind=kind, frames=None, codes=None, lost=self.name)
         reply.send(event, last=True)
 
-    def _failure(self, session: int, error: Exception, *, last: bool) -> Event:
-        """End the session and stop the stages before this one; gives its error event. ``last``: no event of it comes after."""
+    def _fail(self, event: Event, reply: Reply[Event], error: Exception) -> None:
+        """End the session with an error event, and stop the stages before this one."""
+        session = event.session
         # In this order: the thread of submit must never find the session in neither.
-        if not last:
+        if not is_last(event):
             self._failed.add(session)
         self._sessions.pop(session, None)
         self._board.post(session)
         code = error.code if isinstance(error, TritoneError) else "INTERNAL"
         message = error.message if isinstance(error, TritoneError) else f"{self.name}: {error!r}"
         self.metrics.count("tritone_requests_total", outcome="error")
-        return failure_event(session, Failure("error", code, message))
+        self._finish(reply, failure_event(session, Failure("error", code, message)))
+
+    def _finish(self, reply: Reply[Event], last: Event) -> None:
+        """The last message of a failed session, behind whatever was sent for it."""
+        reply.send(last, last=True)
 
     def _gauge(self) -> None:
         # Two threads come here: the later look must also be the one that stays.
         with self._gauge_lock:
             self.metrics.gauge("tritone_sessions", len(self._sessions))
-            self.metrics.gauge("tritone_queue_requests", self.waiting())
+            self.metrics.gauge("tritone_queue_requests", self._queued())
 
 
 def is_last(event: Event) -> bool:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tritone.messages import Event
 from tritone.models.omni.voicebox.box import OmniStream, OmniVoiceBox
 from tritone.models.voice.frames import Frames
 from tritone.models.voice.voicebox import VoiceBox, VoiceBoxStream
@@ -18,8 +19,8 @@ Floats = npt.NDArray[np.float32]
 class Sound(Protocol):
     """The running sound of one session."""
 
-    def push(self, frames: Floats, last: bool) -> Floats:
-        """Adds frames [F, width] as events carry them; the samples that became certain, [M]. ``last`` ends the segment."""
+    def push(self, event: Event) -> Floats:
+        """Adds the frames of an event; the samples that became certain, [M]. ``info.last`` ends the segment."""
 
 
 class SoundMaker(Protocol):
@@ -61,13 +62,15 @@ class _FeatureSound:
     def __init__(self, stream: VoiceBoxStream) -> None:
         self._stream = stream
 
-    def push(self, frames: Floats, last: bool) -> Floats:
-        return self._stream.push(Frames(frames[:, :-1], frames[:, -1]), last)
+    def push(self, event: Event) -> Floats:
+        assert event.frames is not None
+        return self._stream.push(Frames(event.frames[:, :-1], event.frames[:, -1]), event.info["last"])
 
 
 class _CodeSound:
     def __init__(self, stream: OmniStream) -> None:
         self._stream = stream
 
-    def push(self, frames: Floats, last: bool) -> Floats:
-        return self._stream.push(frames.astype(np.int64), last)
+    def push(self, event: Event) -> Floats:
+        assert event.codes is not None
+        return self._stream.push(event.codes, event.info["last"])

@@ -1,11 +1,10 @@
-"""A stage of speech whose work is done by one thread, piece by piece."""
+"""What the demo's Talker and VoiceBox have in common: one worker that sessions take turns with."""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TypeVar
 
 from tritone.errors import TritoneError
 from tritone.fatal import end_if_out_of_memory
@@ -14,31 +13,27 @@ from tritone.metrics import Metrics
 from tritone.pools import CancelBoard
 from tritone.stages.fair import FairWorker
 from tritone.stages.reply import Reply
-from tritone.stages.sessions import SessionStage, is_last
+from tritone.stages.sessions import SpeechSessions, State, is_last
 
 log = logging.getLogger(__name__)
 
-State = TypeVar("State")
 
-
-class SpeechStage(SessionStage[State]):
-    """One fair worker over sessions of ``State``; it does the work of a session's events in their order."""
+class SpeechStage(SpeechSessions[State]):
+    """One fair worker over the sessions; it does the work of each in order."""
 
     def __init__(self, name: str, board: CancelBoard, metrics: Metrics, max_queue: int, restarted: bool = False) -> None:
-        super().__init__(name, board, metrics, max_queue, restarted)
+        super().__init__(name, board, metrics, restarted)
+        self._max_queue = max_queue
         self._worker = FairWorker(name, self._gauge)
 
     @abstractmethod
     def work(self, state: State, event: Event) -> Iterator[Event]:
         """The events that ``event`` makes, one slice of work each."""
 
-    def waiting(self) -> int:
-        return len(self._worker)
-
     def stop(self) -> None:
         self._worker.stop()
 
-    def queue(self, event: Event, reply: Reply[Event]) -> None:
+    def _queue(self, event: Event, reply: Reply[Event]) -> None:
         if len(self._worker) >= self._max_queue and not event.terminal:
             message = f"{self.name}.max_queue: {self._max_queue} pieces of work wait already; try again in 1 s"
             self._fail(event, reply, TritoneError(message, "UNAVAILABLE"))
@@ -82,5 +77,5 @@ class SpeechStage(SessionStage[State]):
             last = failure_event(session, Failure("cancelled"), last.info.get("usage"))
         reply.send(last, last=True)
 
-    def _fail(self, event: Event, reply: Reply[Event], error: Exception) -> None:
-        reply.send(self._failure(event.session, error, last=is_last(event)), last=True)
+    def _queued(self) -> int:
+        return len(self._worker)

@@ -14,7 +14,7 @@ from tritone.stages.speech import SpeechStage
 
 
 class VoiceBoxStage(SpeechStage[Sound]):
-    work_kinds = frozenset({"frames", "end"})
+    work_kinds = frozenset({"frames", "codes", "end"})
 
     def __init__(
         self, sounds: SoundMaker, board: CancelBoard, metrics: Metrics, max_queue: int, restarted: bool = False
@@ -26,11 +26,10 @@ class VoiceBoxStage(SpeechStage[Sound]):
         return self._sounds.open(options)
 
     def work(self, state: Sound, event: Event) -> Iterator[Event]:
-        if event.kind != "frames":
+        if event.kind not in ("frames", "codes"):
             return
-        assert event.frames is not None
         begun = time.monotonic()
-        audio = state.push(event.frames, event.info["last"])
+        audio = state.push(event)
         if not len(audio):
             return
         seconds = len(audio) / self._sounds.sample_rate

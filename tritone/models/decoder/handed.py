@@ -54,17 +54,17 @@ class HandedRows:
 
     def after(self, layers: int, x: Tensor, residual: Tensor) -> None:
         """So many layers have run, and ``x + residual`` is the last one's output."""
-        if layers == self._handed.layer and not self._final:
-            self._take(x + residual)
+        if layers != self._handed.layer or self._final:
+            return
+        if self._handed.summed:
+            self._rows += x + residual
+        elif self._media is not None:
+            self._rows[self._media] = x[self._media] + residual[self._media]
 
     def finish(self, final: Tensor) -> Tensor:
         """The rows [T, hidden]; ``final`` is the state after the final norm."""
-        if self._final:
-            self._take(final)
+        if self._final and self._handed.summed:
+            self._rows += final
+        elif self._final and self._media is not None:
+            self._rows[self._media] = final[self._media]
         return self._rows
-
-    def _take(self, state: Tensor) -> None:
-        if self._handed.summed:
-            self._rows += state
-        elif self._media is not None:
-            self._rows[self._media] = state[self._media]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +40,8 @@ class Heard:
         return cls(**values)
 
 
-class Hearing(Protocol):
-    """What is read of a prompt of ids int32 [T]; ``positions`` int32 [3, T] of one with media."""
-
-    def __call__(self, ids: Ints, positions: Ints | None) -> Heard: ...
+Hearing = Callable[[Ints, Ints | None], Heard]
+"""What is read of a prompt of ids int32 [T], and the positions int32 [3, T] of one with media."""
 
 
 def hear_all(ids: Ints, positions: Ints | None) -> Heard:

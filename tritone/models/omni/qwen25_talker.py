@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tritone.kernels import KV
 from tritone.models.decoder import Batch, Decoder, Linear
-from tritone.models.omni.heard import Heard, Ints, hear_all
+from tritone.models.omni.heard import Heard
 from tritone.models.omni.script import StreamedScript
 from tritone.models.omni.voices import Voices
 from tritone.options import Sampling
@@ -47,6 +47,7 @@ class Qwen25Talker:
         self.end = end
         self.pad = pad
         self.voices = voices
+        self.codebooks = 1
         # The pad sign ends the speech too, as in the reference's own call.
         self.stops = frozenset((codes.pad, codes.end))
         # The reference counts its placeholders of the prompt.
@@ -59,10 +60,6 @@ class Qwen25Talker:
     def script(self, heard: Heard, voice: str) -> Qwen25Script:
         """For a prompt of which ``heard`` is read. Raises ``InvalidArgument`` for a voice that is none."""
         return Qwen25Script(self, heard, self._begins[self.voices.pick(voice)])
-
-    def hear(self, ids: Ints, positions: Ints | None = None) -> Heard:
-        """What is read of a prompt of ids int32 [T]; ``positions`` int32 [3, T] of one with media."""
-        return hear_all(ids, positions)
 
     def forward(self, batch: Batch, kv: KV, inputs: Tensor | None = None) -> Tensor:
         assert inputs is not None

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tritone.kernels import KV, Kernels
+from tritone.models.code_predictor import CodePredictor
 from tritone.models.decoder import Batch, Decoder, Linear
-from tritone.models.omni.code_predictor import CodePredictor
-from tritone.models.omni.heard import Heard, Ints, hear_user
+from tritone.models.omni.heard import Heard
 from tritone.models.omni.script import StreamedScript
 from tritone.models.omni.voices import Voices
 from tritone.options import Sampling
@@ -24,13 +24,9 @@ _HEADER = 3
 
 @dataclass(frozen=True)
 class Ids:
-    """Of ``config.json``. ``turn``, ``user``, ``assistant`` and ``media``: see ``hear_user``. ``before``: the signs of
-    codebook 0 before the speaker's, ``after`` the two behind it. ``speakers``: the signs of the voices."""
+    """Signs of codebook 0, by ``config.json``: ``before`` the speaker's and the two ``after`` it; ``speakers``: those of the
+    voices."""
 
-    turn: int
-    user: int
-    assistant: int
-    media: frozenset[int]
     before: tuple[int, ...]
     after: tuple[int, ...]
     stop: int
@@ -71,6 +67,7 @@ class Qwen3Talker:
         self.text = text
         self.media = media
         self.voices = voices
+        self.codebooks = len(predictor.tables) + 1
         self.stops = frozenset((ids.stop,))
         self.penalised: frozenset[int] = frozenset()
         self.codebooks = 1 + len(predictor.tables)
@@ -84,11 +81,6 @@ class Qwen3Talker:
     def script(self, heard: Heard, voice: str) -> Qwen3Script:
         """For a prompt of which ``heard`` is read. Raises ``InvalidArgument`` for a voice that is none."""
         return Qwen3Script(self, heard, self.ids.speakers[self.voices.pick(voice)])
-
-    def hear(self, ids: Ints, positions: Ints | None = None) -> Heard:
-        """What is read of a prompt of ids int32 [T]; ``positions`` int32 [3, T] of one with media."""
-        known = self.ids
-        return hear_user(ids, positions, turn=known.turn, user=known.user, assistant=known.assistant, media=known.media)
 
     def forward(self, batch: Batch, kv: KV, inputs: Tensor | None = None) -> Tensor:
         return self.decoder.forward(batch, kv, inputs)

@@ -55,6 +55,11 @@ class StreamedScript(ABC):
         if len(rows):
             self.texts += self.told(rows)
 
+    def take(self, text: str, rows: Tensor | None) -> None:
+        """More of the answer: the rows alone count."""
+        if rows is not None:
+            self.feed(rows)
+
     def finish(self) -> None:
         self._ended = True
 

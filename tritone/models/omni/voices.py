@@ -10,7 +10,7 @@ from tritone.errors import bad
 
 @dataclass(frozen=True)
 class Voices:
-    """``names`` as the checkpoint writes them, sorted."""
+    """``names`` as the checkpoint writes them, in its order."""
 
     names: tuple[str, ...]
     default: str
@@ -18,10 +18,10 @@ class Voices:
     @classmethod
     def of(cls, names: Any, preferred: str) -> Voices:
         """``preferred`` is the default where there is a voice of that name, else the first."""
-        ordered = tuple(sorted(names))
+        ordered = tuple(names)
         if not ordered:
             raise bad("voices", list(names), "a checkpoint with at least one voice")
-        found = [name for name in ordered if name.lower() == preferred]
+        found = [name for name in ordered if name.lower() == preferred.lower()]
         return cls(ordered, found[0] if found else ordered[0])
 
     def pick(self, voice: str) -> str:

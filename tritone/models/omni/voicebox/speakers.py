@@ -21,6 +21,27 @@ def read_speakers(directory: Path, condition: int, mel: int) -> dict[str, tuple[
 
     The file is read as data only; none of it is run. Raises ``InvalidArgument`` naming what of it is wrong.
     """
+    speakers = {
+        str(name): (_tensor(name, parts, "cond", (1, condition)), _tensor(name, parts, "ref_mel", (1, None, mel)))
+        for name, parts in _read(directory).items()
+    }
+    if DEFAULT in speakers:
+        speakers = {DEFAULT: speakers[DEFAULT], **speakers}
+    return speakers
+
+
+def read_text_begins(directory: Path) -> dict[str, int]:
+    """By name, the token that begins the voice's text in the Talker's prompt. Reads and raises as ``read_speakers``."""
+    begins = {}
+    for name, parts in _read(directory).items():
+        begin = parts.get("bos_token") if isinstance(parts, dict) else None
+        if not isinstance(begin, int) or begin < 0:
+            raise bad(f"{FILE}: {name}.bos_token", begin, "a token's id")
+        begins[str(name)] = begin
+    return begins
+
+
+def _read(directory: Path) -> dict[Any, Any]:
     path = directory / FILE
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
@@ -28,13 +49,7 @@ def read_speakers(directory: Path, condition: int, mel: int) -> dict[str, tuple[
         raise bad(FILE, str(path), f"a readable dictionary of voices ({error})") from error
     if not isinstance(found, dict) or not found:
         raise bad(FILE, type(found).__name__, "a dictionary of at least one voice")
-    speakers = {
-        str(name): (_tensor(name, parts, "cond", (1, condition)), _tensor(name, parts, "ref_mel", (1, None, mel)))
-        for name, parts in found.items()
-    }
-    if DEFAULT in speakers:
-        speakers = {DEFAULT: speakers[DEFAULT], **speakers}
-    return speakers
+    return found
 
 
 def _tensor(name: object, parts: Any, key: str, shape: tuple[int | None, ...]) -> Tensor:

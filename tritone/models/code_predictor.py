@@ -1,4 +1,4 @@
-"""Qwen3-Omni's code predictor: the residual codes of a frame, one codebook after the other."""
+"""A code predictor: the residual codes of a frame, one codebook after the other."""
 
 from __future__ import annotations
 
