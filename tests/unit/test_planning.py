@@ -14,7 +14,8 @@ import torch
 from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
 from tritone.deployment import Deployment
 from tritone.errors import InvalidArgument
-from tritone.models.decoder.config import MODEL_TYPES
+from tritone.models.decoder.config import _PLAIN
+from tritone.models.decoder.parts import PARTS
 from tritone.planning import Memory, Model, Plan, plan, read_model
 from tritone.planning.memory import parse_size, shown
 from tritone.planning.tensors import Precision, Tensors
@@ -254,9 +255,27 @@ def test_a_wrong_field_of_the_configuration_is_named(path: str, value: Any, told
         read_model(written(tmp_path / "wrong", config))
 
 
-@pytest.mark.parametrize("voice", ["checkpoint", None])
-def test_what_is_only_planned_is_not_served(voice: str | None, tmp_path: Path) -> None:
-    data = {"checkpoint": str(with_weights(written(tmp_path / "omni", QWEN3_30B))), "voice": voice}
-    with pytest.raises(InvalidArgument, match="voice: 'checkpoint'.*null" if voice else "model_type.*'qwen3_omni_moe'.*llama"):
-        resolve_deployment(Deployment.parse(data, "t"), tmp_path)
-    assert SERVED_MODEL_TYPES == MODEL_TYPES
+def test_a_voice_of_its_own_needs_an_omni_checkpoint(tmp_path: Path) -> None:
+    plain = with_weights(written(tmp_path / "plain", {"model_type": "llama", "max_position_embeddings": 2048}))
+    with pytest.raises(InvalidArgument, match="voice: 'checkpoint'.*null.*qwen3_omni_moe, qwen2_5_omni"):
+        resolve_deployment(Deployment.parse({"checkpoint": str(plain), "voice": "checkpoint"}, "t"), tmp_path)
+
+
+def test_what_is_not_served_is_refused_before_the_start(tmp_path: Path) -> None:
+    other = with_weights(written(tmp_path / "other", {"model_type": "gpt2"}))
+    with pytest.raises(InvalidArgument, match="model_type.*'gpt2'.*llama.*qwen3_omni_moe"):
+        resolve_deployment(Deployment.parse({"checkpoint": str(other), "voice": None}, "t"), tmp_path)
+    assert set(SERVED_MODEL_TYPES) == {*_PLAIN, *PARTS}
+
+
+def test_an_omni_checkpoint_is_resolved_by_its_thinker(tmp_path: Path) -> None:
+    checkpoint = with_weights(written(tmp_path / "omni", QWEN3_30B))
+    sizes = {"pool_tokens": 65536}
+    data = {"checkpoint": str(checkpoint), "voice": "checkpoint", "prefill": sizes, "decode": sizes}
+    found = resolve_deployment(Deployment.parse(data, "t"), tmp_path)
+    assert found.voice == "checkpoint" and found.max_context == 65536
+    assert found.talker.dtype in ("float32", "bfloat16")
+    width = {"float32": 4, "bfloat16": 2}[found.talker.dtype]
+    # Thinker: 48 layers, 4 heads of 128, hidden 2048; Talker: 20 layers, 2 heads of 128. Keys and values.
+    pages = 2 * 65536 * 2 * 48 * 4 * 128 * width + 32768 * 2 * 20 * 2 * 128 * width
+    assert required_shared_memory(found) == pages + 2 * 2048 * 8 * 2048 * width

@@ -197,7 +197,8 @@ def test_an_unknown_voice_is_an_error_with_the_list(family: str, directory: Path
     replies = bench.say(1, speech)
     messages = replies[0].wait()
     assert [event.kind for event in messages] == ["text", "error"]
-    assert all(reply.wait() == [] or reply is replies[0] for reply in replies)
+    # Text goes on while the failure is not known yet.
+    assert all({event.kind for event in reply.wait()} <= {"text", "error"} for reply in replies)
     assert "voice: 'nobody' is not allowed; allowed: " in messages[1].info["message"]
     assert "ethan" in messages[1].info["message"].lower()
     bench.clean()

@@ -159,7 +159,8 @@ def _engine(name: str, deployment: Deployment, part: EngineStage, model: Model, 
 
 
 def _talker(deployment: Deployment, model: Model, text: DecoderSizes, memory: Memory) -> Stage:
-    dense, kv_bytes = memory.dense, _kv_bytes(text, (memory.dense, "fp8"))
+    dense = _dense(deployment.talker.dtype, memory)
+    kv_bytes = _kv_bytes(text, (dense, "fp8"))
     page = deployment.page_size * kv_bytes[dense]
     return Stage(
         "talker",

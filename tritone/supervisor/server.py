@@ -166,8 +166,8 @@ class Server:
         self._run = RunDirectory.create(self.deployment)
         try:
             self._copies = Repositories(self._repositories, self._run.path / "models")
-            if voices := known_voices(self.deployment):
-                for model in ("omni", "speech"):
+            for model in {"omni", "speech"}.intersection(self.models):
+                if voices := known_voices(self.deployment):
                     self._copies.describe(model, {"voices": ", ".join(voices.names), "default_voice": voices.default})
             if library is not None:
                 guarded = self._backend_directory / "python" / self._installation.library.name
