@@ -16,7 +16,17 @@ from tritone.errors import TritoneError
 from tritone.fatal import end_if_out_of_memory
 from tritone.integrity import IntegrityError
 from tritone.integrity.faults import Faults
-from tritone.messages import BlockRefs, Event, Failure, GenerateRequest, Prefilled, TokenInfo, failure_event, start_event
+from tritone.messages import (
+    BlockRefs,
+    Event,
+    Failure,
+    GenerateRequest,
+    Handoff,
+    Prefilled,
+    TokenInfo,
+    failure_event,
+    start_event,
+)
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted, Views
 from tritone.pools.board import PURGE_SECONDS
@@ -42,7 +52,8 @@ class _Running:
     refs: BlockRefs | None
     """Prefill's leased pages, until they are copied or given back."""
     rows: list[torch.Tensor] = field(default_factory=list)
-    """The Talker's rows of tokens whose text has not left yet."""
+    """The Talker's rows of the tokens from the ``told``-th on: they leave with their text, so that no stop string is spoken."""
+    told: int = 0
     due: float = 0.0
     """Until then the pages are on their way (an injected fault), and the scheduler does not know the sequence."""
 
@@ -115,12 +126,23 @@ class DecodeStage:
         running = _Running(Answer(request, handoff, self._tokenizer, now), reply, handoff.pages)
         self._metrics.observe("tritone_time_to_first_token_seconds", now - request.created)
         text = running.answer.accept(handoff.first)
+        self._hold_first(running, handoff)
         self._send_text(running, text, extra=handoff.hidden)
         if running.answer.finish_reason is not None:
             self._views.release(handoff.pages)
             self._finish(running)
             return
         self._loop.post(lambda: self._add(running, request, handoff.first))
+
+    def _hold_first(self, running: _Running, handoff: Handoff) -> None:
+        """Keep back the Talker's row of the first token while its text is kept back."""
+        if handoff.hidden is None:
+            return
+        token = None if handoff.first.token in running.answer.request.stop_ids else handoff.first.token
+        row = self._rows.again(token) if not running.answer.spoken else None
+        if row is not None:
+            running.rows.append(row)
+        running.told = 1 if self._rows.early and row is None else 0
 
     def purge(self) -> None:
         """Forget cancelled sessions whose hand-over will not come."""
@@ -280,17 +302,19 @@ class DecodeStage:
         answer = running.answer
         ended = answer.finish_reason is not None
         info = answer.take_logprobs() if text or ended else {}
-        if not text and not info and extra is None and not (ended and running.rows):
+        ready = running.rows[: max(0, answer.spoken - running.told)]
+        if not text and not info and extra is None and not (ended and ready):
             return
-        refs, rows = ((extra,), (answer.handoff.hidden_rows,)) if extra is not None else ((), ())
-        if running.rows:
+        # While the first row waits, it is not told where prefill put it.
+        refs, rows = ((extra,), (answer.handoff.hidden_rows - len(running.rows),)) if extra is not None else ((), ())
+        if ready:
             assert self._writer is not None
-            held = torch.cat(running.rows)
             try:
-                refs, rows = (*refs, self._writer.lend(held)), (*rows, len(held))
+                refs, rows = (*refs, self._writer.lend(torch.cat(ready))), (*rows, len(ready))
             except PoolExhausted as error:
                 raise TritoneError(f"decode: hidden-state pool: {error}", "RESOURCE_EXHAUSTED") from None
-            running.rows = []
+            del running.rows[: len(ready)]
+            running.told += len(ready)
         answer.last_sent = time.monotonic()
         self._outbox.put(running.reply, Event(answer.session, "text", text=text, info=info, hidden=refs, rows=rows))
 

@@ -34,7 +34,12 @@ class HiddenWriter:
 
 
 class AnswerRows(Protocol):
-    """What the Talker gets of an answer: rows [N, hidden], in the order of the tokens; ``token`` None ends the answer."""
+    """What the Talker gets of an answer: a row [1, hidden] for each token, in order; ``token`` None ends the answer.
+
+    ``early``: a token's row is there once it is chosen, the first one's in prefill.
+    """
+
+    early: bool
 
     def first(self, hidden: torch.Tensor, token: int | None) -> torch.Tensor | None:
         """After the prompt, whose last state ``hidden`` [hidden] ``token`` was chosen from."""
@@ -44,9 +49,15 @@ class AnswerRows(Protocol):
         """After a step that took in the token ``fed``; ``token`` was chosen from its state ``hidden`` [hidden]."""
         ...
 
+    def again(self, token: int | None) -> torch.Tensor | None:
+        """The first row, where it can be made again: it waits in decode while its token's text does."""
+        ...
+
 
 class StateRows:
     """The states that the tokens were chosen from, where the checkpoint has no Talker of its own."""
+
+    early = True
 
     def first(self, hidden: torch.Tensor, token: int | None) -> torch.Tensor | None:
         return hidden[None]
@@ -54,22 +65,32 @@ class StateRows:
     def next(self, hidden: torch.Tensor, fed: int, token: int | None) -> torch.Tensor | None:
         return None if token is None else hidden[None]
 
+    def again(self, token: int | None) -> torch.Tensor | None:
+        return None
+
 
 class EmbeddingRows:
     """The embedding of each token as soon as it is chosen (Qwen3-Omni)."""
+
+    early = True
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
     def first(self, hidden: torch.Tensor, token: int | None) -> torch.Tensor | None:
-        return None if token is None else self._decoder.embed(torch.tensor([token]))
+        return self.again(token)
 
     def next(self, hidden: torch.Tensor, fed: int, token: int | None) -> torch.Tensor | None:
-        return self.first(hidden, token)
+        return self.again(token)
+
+    def again(self, token: int | None) -> torch.Tensor | None:
+        return None if token is None else self._decoder.embed(torch.tensor([token]))
 
 
 class SummedRows:
     """Final state plus embedding of each token, once it was taken in: not of the last one (Qwen2.5-Omni)."""
+
+    early = False
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -79,6 +100,9 @@ class SummedRows:
 
     def next(self, hidden: torch.Tensor, fed: int, token: int | None) -> torch.Tensor | None:
         return hidden + self._decoder.embed(torch.tensor([fed]))
+
+    def again(self, token: int | None) -> torch.Tensor | None:
+        return None
 
 
 def answer_rows(decoder: Decoder) -> AnswerRows:
