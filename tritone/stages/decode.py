@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
@@ -16,22 +16,12 @@ from tritone.errors import TritoneError
 from tritone.fatal import end_if_out_of_memory
 from tritone.integrity import IntegrityError
 from tritone.integrity.faults import Faults
-from tritone.messages import (
-    BlockRefs,
-    Event,
-    Failure,
-    GenerateRequest,
-    Handoff,
-    Prefilled,
-    TokenInfo,
-    failure_event,
-    start_event,
-)
+from tritone.messages import BlockRefs, Event, Failure, GenerateRequest, Prefilled, TokenInfo, failure_event, start_event
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted, Views
 from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.answer import Answer
-from tritone.stages.hidden import AnswerRows, HiddenWriter, StateRows
+from tritone.stages.hidden import AnswerRows, HeldRows, HiddenWriter, StateRows
 from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
 from tritone.stages.prefill import BEAT_SECONDS
@@ -51,9 +41,8 @@ class _Running:
     reply: Reply[Event]
     refs: BlockRefs | None
     """Prefill's leased pages, until they are copied or given back."""
-    rows: list[torch.Tensor] = field(default_factory=list)
-    """The Talker's rows of the tokens from the ``told``-th on: they leave with their text, so that no stop string is spoken."""
-    told: int = 0
+    rows: HeldRows | None = None
+    """The Talker's, of speech requests."""
     due: float = 0.0
     """Until then the pages are on their way (an injected fault), and the scheduler does not know the sequence."""
 
@@ -126,23 +115,16 @@ class DecodeStage:
         running = _Running(Answer(request, handoff, self._tokenizer, now), reply, handoff.pages)
         self._metrics.observe("tritone_time_to_first_token_seconds", now - request.created)
         text = running.answer.accept(handoff.first)
-        self._hold_first(running, handoff)
+        if handoff.hidden is not None:
+            assert self._writer is not None
+            first = None if handoff.first.token in request.stop_ids else handoff.first.token
+            running.rows = HeldRows(self._rows, self._writer, first, handoff.hidden_rows, running.answer.spoken > 0)
         self._send_text(running, text, extra=handoff.hidden)
         if running.answer.finish_reason is not None:
             self._views.release(handoff.pages)
             self._finish(running)
             return
         self._loop.post(lambda: self._add(running, request, handoff.first))
-
-    def _hold_first(self, running: _Running, handoff: Handoff) -> None:
-        """Keep back the Talker's row of the first token while its text is kept back."""
-        if handoff.hidden is None:
-            return
-        token = None if handoff.first.token in running.answer.request.stop_ids else handoff.first.token
-        row = self._rows.again(token) if not running.answer.spoken else None
-        if row is not None:
-            running.rows.append(row)
-        running.told = 1 if self._rows.early and row is None else 0
 
     def purge(self) -> None:
         """Forget cancelled sessions whose hand-over will not come."""
@@ -223,11 +205,9 @@ class DecodeStage:
         now = time.monotonic()
         self._metrics.observe("tritone_inter_token_latency_seconds", now - answer.last_token)
         answer.last_token = now
-        if self._writer is not None and answer.request.options.speech:
+        if running.rows is not None:
             chosen = None if output.info.token in answer.request.stop_ids else output.info.token
-            row = self._rows.next(output.hidden, sequence.tokens[-2], chosen)
-            if row is not None:
-                running.rows.append(row)
+            running.rows.add(output.hidden, sequence.tokens[-2], chosen)
         self._send_text(running, answer.accept(output.info))
         if answer.finish_reason is not None:
             self._end(sequence)
@@ -302,21 +282,23 @@ class DecodeStage:
         answer = running.answer
         ended = answer.finish_reason is not None
         info = answer.take_logprobs() if text or ended else {}
-        ready = running.rows[: max(0, answer.spoken - running.told)]
-        if not text and not info and extra is None and not (ended and ready):
+        refs: tuple[BlockRefs, ...] = ()
+        rows: tuple[int, ...] = ()
+        if running.rows is not None and extra is not None:
+            refs, rows = (extra,), (running.rows.handed,)
+        elif running.rows is not None and (text or info or ended):
+            refs, rows = self._lend(running.rows, answer.spoken)
+        if not text and not info and not refs:
             return
-        # While the first row waits, it is not told where prefill put it.
-        refs, rows = ((extra,), (answer.handoff.hidden_rows - len(running.rows),)) if extra is not None else ((), ())
-        if ready:
-            assert self._writer is not None
-            try:
-                refs, rows = (*refs, self._writer.lend(torch.cat(ready))), (*rows, len(ready))
-            except PoolExhausted as error:
-                raise TritoneError(f"decode: hidden-state pool: {error}", "RESOURCE_EXHAUSTED") from None
-            del running.rows[: len(ready)]
-            running.told += len(ready)
         answer.last_sent = time.monotonic()
         self._outbox.put(running.reply, Event(answer.session, "text", text=text, info=info, hidden=refs, rows=rows))
+
+    def _lend(self, rows: HeldRows, spoken: int) -> tuple[tuple[BlockRefs, ...], tuple[int, ...]]:
+        try:
+            lent = rows.lend(spoken)
+        except PoolExhausted as error:
+            raise TritoneError(f"decode: hidden-state pool: {error}", "RESOURCE_EXHAUSTED") from None
+        return ((lent[0],), (lent[1],)) if lent is not None else ((), ())
 
     def _finish(self, running: _Running) -> None:
         answer = running.answer

@@ -111,3 +111,34 @@ def answer_rows(decoder: Decoder) -> AnswerRows:
     if handed is None:
         return StateRows()
     return SummedRows(decoder) if handed.summed else EmbeddingRows(decoder)
+
+
+class HeldRows:
+    """The rows of one answer until the text of their tokens leaves, so that no stop string is spoken."""
+
+    def __init__(self, kind: AnswerRows, writer: HiddenWriter, first: int | None, handed: int, shown: bool) -> None:
+        """Prefill handed over so many rows; ``shown``: the text of the token ``first`` leaves with them."""
+        row = None if shown else kind.again(first)
+        self._kind = kind
+        self._writer = writer
+        self._rows = [] if row is None else [row]
+        self._told = 1 if kind.early and row is None else 0
+        """Rows of so many tokens of the answer have left."""
+        self.handed = handed - len(self._rows)
+        """How many of prefill's rows the Talker is told of: not of a first one that waits."""
+
+    def add(self, hidden: torch.Tensor, fed: int, token: int | None) -> None:
+        """As ``AnswerRows.next``."""
+        row = self._kind.next(hidden, fed, token)
+        if row is not None:
+            self._rows.append(row)
+
+    def lend(self, spoken: int) -> tuple[BlockRefs, int] | None:
+        """The rows of the first ``spoken`` tokens that have not left yet, and how many; None without any."""
+        ready = self._rows[: max(0, spoken - self._told)]
+        if not ready:
+            return None
+        refs = self._writer.lend(torch.cat(ready))
+        del self._rows[: len(ready)]
+        self._told += len(ready)
+        return refs, len(ready)
