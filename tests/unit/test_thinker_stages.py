@@ -28,7 +28,7 @@ from tritone.stages.decode import DecodeStage
 from tritone.stages.hidden import answer_rows
 from tritone.stages.integrity import IntegrityStage
 from tritone.stages.prefill import PrefillStage
-from tritone.text.detokenizer import load_tokenizer
+from tritone.text.detokenizer import Detokenizer, load_tokenizer
 
 PAGE = 16
 HIDDEN_BLOCKS = 80
@@ -73,10 +73,14 @@ class Stages:
         self.pools.append(BlockPool(self.directory, f"{name}_hidden", HIDDEN_BLOCKS, shape, "float32", 4))
         return self.pools[-1]
 
-    def submit(self, session: int, asked: Asked, tokens: int = ANSWER, speech: bool = True) -> FakeReply:
+    def submit(
+        self, session: int, asked: Asked, tokens: int = ANSWER, speech: bool = True, stop: tuple[str, ...] = ()
+    ) -> FakeReply:
         reply = FakeReply()
         greedy = Sampling(temperature=0.0)
-        given = request(session, tuple(asked.ids), sampling=greedy, max_tokens=tokens, logprobs=0, speech=speech)
+        given = request(
+            session, tuple(asked.ids), sampling=greedy, max_tokens=tokens, logprobs=0, speech=speech, stop=stop
+        )
         self.prefill.submit(given, ThroughIntegrity(self.integrity, self.decode, reply), asked.prompt)
         return reply
 
@@ -166,6 +170,28 @@ def test_a_cold_and_a_warm_answer_with_the_system_prompt_of_another(family: str,
     for cold, warm in zip(found[:3], found[3:], strict=True):
         assert cold[0] == warm[0] and torch.equal(cold[1], warm[1])
     assert found[0][0] != found[1][0] != found[2][0]
+
+
+def test_a_stop_string_is_not_spoken(family: str, directory: Path, stages: Stages) -> None:
+    """Rows leave with the text of their tokens: none of a token whose text lies in the stop string."""
+    tried = 0
+    for name, (asked, wanted) in expected(family, directory).items():
+        detokenizer = Detokenizer(load_tokenizer(checkpoint(family, directory)[2]))
+        pieces = [detokenizer.push(token) for token in wanted.tokens]
+        text = "".join(pieces)
+        whole = stages.rows(answered(stages.submit(100 + tried, asked)))
+        for number in range(ANSWER - 1):
+            # From the last character of one token to the first of the next.
+            begins = len("".join(pieces[: number + 1])) - 1
+            stop = text[begins : begins + 2]
+            if not pieces[number] or not pieces[number + 1] or text.find(stop) != begins or "\ufffd" in stop:
+                continue
+            tried += 1
+            events = answered(stages.submit(tried, asked, stop=(stop,)))
+            assert "".join(event.text for event in events) == text[:begins]
+            spoken = sum(len("".join(pieces[:n])) < begins for n in range(len(pieces)))
+            assert torch.equal(stages.rows(events), whole[: len(asked.ids) + spoken]), (name, number)
+    assert tried >= 3
 
 
 def test_media_that_make_nan_end_their_own_request_alone(family: str, directory: Path, stages: Stages) -> None:

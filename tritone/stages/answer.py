@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -26,6 +27,12 @@ class Answer:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopMatcher(request.options.stop)
         self._infos: list[TokenInfo] = []
+        self.spoken = 0
+        """Tokens from the front whose text has begun to leave; once the answer is complete, all but those of a stop string."""
+        self._starts: deque[int] = deque()
+        """Where the text of each later token begins."""
+        self._made = self._left = 0
+        """Characters that the tokens made, and of those how many have left."""
 
     @property
     def session(self) -> int:
@@ -41,12 +48,19 @@ class Answer:
         piece = "" if stopped else self._detokenizer.push(info.token)
         if last:
             piece += self._detokenizer.flush()
+        self._starts.append(self._made)
+        self._made += len(piece)
         text = self._stops.push(piece)
         if self._stops.matched is not None:
             self.finish_reason = "stop"
         elif last:
             self.finish_reason = "stop" if stopped else "length"
             text += self._stops.flush()
+        self._left += len(text)
+        whole = self.finish_reason is not None and self._stops.matched is None
+        while self._starts and (whole or self._starts[0] < self._left):
+            self._starts.popleft()
+            self.spoken += 1
         return text
 
     def take_logprobs(self) -> dict[str, Any]:

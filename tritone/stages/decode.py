@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
@@ -21,7 +21,7 @@ from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted, Views
 from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.answer import Answer
-from tritone.stages.hidden import AnswerRows, HiddenWriter, StateRows
+from tritone.stages.hidden import AnswerRows, HeldRows, HiddenWriter, StateRows
 from tritone.stages.loop import EngineLoop
 from tritone.stages.outbox import Outbox
 from tritone.stages.prefill import BEAT_SECONDS
@@ -41,8 +41,8 @@ class _Running:
     reply: Reply[Event]
     refs: BlockRefs | None
     """Prefill's leased pages, until they are copied or given back."""
-    rows: list[torch.Tensor] = field(default_factory=list)
-    """The Talker's rows of tokens whose text has not left yet."""
+    rows: HeldRows | None = None
+    """The Talker's, of speech requests."""
     due: float = 0.0
     """Until then the pages are on their way (an injected fault), and the scheduler does not know the sequence."""
 
@@ -115,6 +115,10 @@ class DecodeStage:
         running = _Running(Answer(request, handoff, self._tokenizer, now), reply, handoff.pages)
         self._metrics.observe("tritone_time_to_first_token_seconds", now - request.created)
         text = running.answer.accept(handoff.first)
+        if handoff.hidden is not None:
+            assert self._writer is not None
+            first = None if handoff.first.token in request.stop_ids else handoff.first.token
+            running.rows = HeldRows(self._rows, self._writer, first, handoff.hidden_rows, running.answer.spoken > 0)
         self._send_text(running, text, extra=handoff.hidden)
         if running.answer.finish_reason is not None:
             self._views.release(handoff.pages)
@@ -201,11 +205,9 @@ class DecodeStage:
         now = time.monotonic()
         self._metrics.observe("tritone_inter_token_latency_seconds", now - answer.last_token)
         answer.last_token = now
-        if self._writer is not None and answer.request.options.speech:
+        if running.rows is not None:
             chosen = None if output.info.token in answer.request.stop_ids else output.info.token
-            row = self._rows.next(output.hidden, sequence.tokens[-2], chosen)
-            if row is not None:
-                running.rows.append(row)
+            running.rows.add(output.hidden, sequence.tokens[-2], chosen)
         self._send_text(running, answer.accept(output.info))
         if answer.finish_reason is not None:
             self._end(sequence)
@@ -280,22 +282,25 @@ class DecodeStage:
         answer = running.answer
         ended = answer.finish_reason is not None
         info = answer.take_logprobs() if text or ended else {}
-        if not text and not info and extra is None and not (ended and running.rows):
+        refs: tuple[BlockRefs, ...] = ()
+        rows: tuple[int, ...] = ()
+        if running.rows is not None and extra is not None:
+            refs, rows = (extra,), (running.rows.handed,)
+        elif running.rows is not None and (text or info or ended):
+            refs, rows = self._lend(running.rows, answer.spoken)
+        if not text and not info and not refs:
             return
-        handoff = answer.handoff
-        refs, rows = ((extra,), (handoff.hidden_rows,)) if extra is not None else ((), ())
-        heard = handoff.heard if extra is not None else None
-        if running.rows:
-            assert self._writer is not None
-            held = torch.cat(running.rows)
-            try:
-                refs, rows = (*refs, self._writer.lend(held)), (*rows, len(held))
-            except PoolExhausted as error:
-                raise TritoneError(f"decode: hidden-state pool: {error}", "RESOURCE_EXHAUSTED") from None
-            running.rows = []
+        heard = answer.handoff.heard if refs and extra is not None else None
         answer.last_sent = time.monotonic()
         event = Event(answer.session, "text", text=text, info=info, hidden=refs, rows=rows, heard=heard)
         self._outbox.put(running.reply, event)
+
+    def _lend(self, rows: HeldRows, spoken: int) -> tuple[tuple[BlockRefs, ...], tuple[int, ...]]:
+        try:
+            lent = rows.lend(spoken)
+        except PoolExhausted as error:
+            raise TritoneError(f"decode: hidden-state pool: {error}", "RESOURCE_EXHAUSTED") from None
+        return ((lent[0],), (lent[1],)) if lent is not None else ((), ())
 
     def _finish(self, running: _Running) -> None:
         answer = running.answer

@@ -92,15 +92,14 @@ class DecoderConfig:
             raise bad("architectures", architectures, f"a ...{wanted} class")
         found = part_of(model_type, part)
         try:
-            config: Any = AutoConfig.from_pretrained(str(path), local_files_only=True)
+            whole: Any = AutoConfig.from_pretrained(str(path), local_files_only=True)
             # The weights are tied, or not, by what the model around the text model says.
-            tied = bool((getattr(config, found.section[0]) if found.section else config).tie_word_embeddings)
+            tied = bool((getattr(whole, found.section[0]) if found.section else whole).tie_word_embeddings)
+            config = whole
             for key in found.section:
                 config = getattr(config, key)
             decoder = cls.from_hugging_face(config, found, tied)
-            if found is not THINKER:
-                return decoder
-            return replace(decoder, handed=handed_of(model_type, declared, decoder.layers))
+            return replace(decoder, handed=handed_of(whole, decoder.layers)) if found is THINKER else decoder
         except (AttributeError, KeyError, TypeError) as error:
             raise bad("config.json", str(file), f"a complete {model_type} configuration ({error!r})") from error
 

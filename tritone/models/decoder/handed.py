@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,17 +24,16 @@ class Handed:
     summed: bool
 
 
-def handed_of(model_type: str, declared: Mapping[str, Any], layers: int) -> Handed | None:
-    """From the ``config.json`` of an omni checkpoint whose thinker has so many layers; None where it has no Talker.
-
-    Raises ``InvalidArgument`` for a layer that the thinker does not have.
+def handed_of(config: Any, layers: int) -> Handed | None:
+    """From the ``transformers`` configuration of a whole omni checkpoint whose thinker has so many layers; None where it has
+    no Talker. Raises ``InvalidArgument`` for a layer that the thinker does not have.
     """
-    if not declared.get("enable_audio_output", True):
+    if not config.enable_audio_output:
         return None
-    if model_type == "qwen2_5_omni":
+    if config.model_type == "qwen2_5_omni":
         return Handed(layers, summed=True)
-    layer = declared["talker_config"]["accept_hidden_layer"]
-    if not isinstance(layer, int) or not 0 < layer <= layers:
+    layer = config.talker_config.accept_hidden_layer
+    if not 0 < layer <= layers:
         raise bad("talker_config.accept_hidden_layer", layer, f"1 to the thinker's layers ({layers})")
     return Handed(layer, summed=False)
 
