@@ -14,8 +14,8 @@ import torch
 from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
 from tritone.deployment import Deployment
 from tritone.errors import InvalidArgument
+from tritone.models.decoder import parts
 from tritone.models.decoder.config import _PLAIN
-from tritone.models.decoder.parts import PARTS
 from tritone.planning import Memory, Model, Plan, plan, read_model
 from tritone.planning.memory import parse_size, shown
 from tritone.planning.tensors import Precision, Tensors
@@ -265,7 +265,7 @@ def test_what_is_not_served_is_refused_before_the_start(tmp_path: Path) -> None:
     other = with_weights(written(tmp_path / "other", {"model_type": "gpt2"}))
     with pytest.raises(InvalidArgument, match="model_type.*'gpt2'.*llama.*qwen3_omni_moe"):
         resolve_deployment(Deployment.parse({"checkpoint": str(other), "voice": None}, "t"), tmp_path)
-    assert set(SERVED_MODEL_TYPES) == {*_PLAIN, *PARTS}
+    assert set(SERVED_MODEL_TYPES) == {*_PLAIN, *parts.PARTS}
 
 
 def test_an_omni_checkpoint_is_resolved_by_its_thinker(tmp_path: Path) -> None:
