@@ -192,7 +192,7 @@ def show(results: dict[str, Any]) -> None:
 def main() -> None:
     quick = is_quick()
     deployment = demo_deployment(voice=None)
-    results: dict[str, Any] = {"checkpoint": deployment.name, "decode": deployment.decode.model_dump()}
+    results: dict[str, Any] = {"checkpoint": deployment.name, "decode": deployment.decode.model_dump(exclude={"checkpoint"})}
     with Server(deployment, shared_memory=required_shared_memory) as server:
         results["streams"] = beside_a_long_prompt(server, 1 if quick else 7)
         results["prefix cache"] = cold_and_warm(server, 1 if quick else 5)

@@ -28,7 +28,7 @@ os.environ.update(STAGE_ENVIRONMENT)
 import torch
 from rich.console import Console
 
-from perf.common import RESULTS, finish, is_quick
+from perf.common import RESULTS, finish, is_quick, save
 from perf.precision import kernels, kv, pairs, peers, weights
 from perf.precision.bars import bars
 from perf.precision.plot import plot
@@ -95,8 +95,9 @@ class Bench:
                 results["kv"] = self.kv(name, bench)
             if "pairs" in self.steps:
                 line = self.line(f"{name}: pairings")
-                results["pairs"] = pairs.requests(bench, *sizes.request, sizes.pair_rounds, line)
-                if deployment is not None and sizes.judge:
+                judged = None if deployment is None else sizes.judged_request
+                results["pairs"] = pairs.requests(bench, *(judged or sizes.request), sizes.pair_rounds, line)
+                if deployment is not None and judged:
                     pairs.judge(bench, results["pairs"], deployment, self.line)
         return results
 
@@ -143,16 +144,19 @@ def main() -> None:
         bench = Bench(QUICK if quick else FULL, arguments.only, progress)
         if "kernels" in arguments.part:
             results["kernels"] = bench.kernels()
+            save("precision", results, bars(results))
         if "demo" in arguments.part:
             deployment = Deployment.load(DEFAULT_DEPLOYMENT)
             checkpoint = resolve_checkpoint(deployment.checkpoint, default_cache(), progress)
             found = bench.model("demo", checkpoint, results.get("demo", {}), deployment)
             results["demo"] = {"checkpoint": deployment.checkpoint} | found
+            save("precision", results, bars(results))
         if "large" in arguments.part:
             shape = SHORT if quick else LARGE
             checkpoint = make(shape, default_cache(), progress)
             about = {"checkpoint": shape.name, "parameters": parameters(shape), "config": shape.config}
             results["large"] = about | bench.model(shape.name, checkpoint, results.get("large", {}))
+            save("precision", results, bars(results))
         if "peers" in arguments.part:
             measured = peers.compare(arguments.llama_cpp, arguments.vllm, quick, progress)
             if measured["comparisons"] or "peers" not in results:

@@ -104,8 +104,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def finish(name: str, results: dict[str, Any], bars: list[Bar]) -> None:
-    """Write the results, print the closing line, exit 1 when a bar is not met."""
+def save(name: str, results: dict[str, Any], bars: list[Bar]) -> None:
+    """Write the results. A long benchmark does it after each of its parts too."""
     quick = is_quick()
     RESULTS.mkdir(exist_ok=True)
     body = {
@@ -118,6 +118,11 @@ def finish(name: str, results: dict[str, Any], bars: list[Bar]) -> None:
     }
     path = RESULTS / f"{name}{'.quick' if quick else ''}.json"
     path.write_text(json.dumps(body, indent=2) + "\n")
+
+
+def finish(name: str, results: dict[str, Any], bars: list[Bar]) -> None:
+    """Write the results, print the closing line, exit 1 when a bar is not met."""
+    save(name, results, bars)
     verdict = "ok" if all(bar.met for bar in bars) else "short"
     print(f"{name}: " + "; ".join(str(bar) for bar in bars) + f" -> {verdict}")
     sys.exit(0 if verdict == "ok" else 1)

@@ -12,8 +12,8 @@ class Sizes:
     ``matrices`` and ``linear_batches``: the kernels' load. ``batches``, ``context`` and ``prompt``: decode and prefill by
     weights. ``pool_tokens`` is what BF16 fits into the limited memory; ``contexts``, ``answer`` and ``load_weights``: the
     loads there; ``growth``: the answers that outgrow it. ``larger_pool`` (tokens, and the context of its load) is one in which
-    arithmetic limits rather than memory. ``request`` is prompt and answer of a request end to end; ``judge``: whether faster
-    pairings than the deployed one are measured for accuracy.
+    arithmetic limits rather than memory. ``request`` is prompt and answer of a request end to end; ``judged_request`` the same of
+    the deployed checkpoint's, where pairings that are faster than the deployed one are measured for accuracy.
     """
 
     rounds: int
@@ -33,12 +33,12 @@ class Sizes:
     load_rounds: int
     request: tuple[int, int]
     pair_rounds: int
-    judge: bool
+    judged_request: tuple[int, int] | None
 
     @property
     def positions(self) -> int:
         """Tokens of the longest sequence."""
-        return max(*self.contexts, self.context, sum(self.request), self.prompt) + 256
+        return max(*self.contexts, self.context, sum(self.request), sum(self.judged_request or ()), self.prompt) + 256
 
     def steps_of(self, batch: int) -> int:
         """Decode steps in one measurement."""
@@ -63,7 +63,7 @@ FULL = Sizes(
     load_rounds=3,
     request=(128, 32),
     pair_rounds=3,
-    judge=True,
+    judged_request=(512, 128),  # as `tritone doctor --measure` times it
 )
 QUICK = Sizes(
     rounds=2,
@@ -83,5 +83,5 @@ QUICK = Sizes(
     load_rounds=1,
     request=(64, 8),
     pair_rounds=1,
-    judge=False,
+    judged_request=None,
 )

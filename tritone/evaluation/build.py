@@ -49,7 +49,7 @@ class Texts:
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens at the ends."""
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))

@@ -20,7 +20,7 @@ from tritone.measure.pairings import COPY, Load, Pairing, Timed, time_pairings
 from tritone.measure.workbench import Workbench
 from tritone.models.decoder import load_kv_scales
 
-ROUNDS = 5
+ROUNDS = 9
 _DENSE = {torch.bfloat16: "bf16", torch.float32: "float32"}
 # Decoders in four precisions and the float32 reference beside a checkpoint of 16-bit weights.
 _MEMORY_FACTOR = 4.5
