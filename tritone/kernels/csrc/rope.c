@@ -72,10 +72,10 @@ INLINE void rope_token(const struct rope_args *a, char *qkv, char *kv, int64_t s
 /* Returns 0, or 1 + the index of the first token whose slot or position lies outside its table (nothing is written then). */
 int64_t EXPORT(tritone_rope_append)(char *qkv, const int32_t *positions, const int64_t *slots, const float *cos,
                                     const float *sin, char *kv, const void *q_norm, const void *k_norm, const float *scales,
-                                    const float *offsets, int64_t tokens, int64_t qkv_stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
-                                    int64_t page_size, int64_t pages, int64_t table_rows, int64_t page_stride,
-                                    int64_t kv_stride, int64_t head_stride, float eps, int type, int kv_type,
-                                    int threads) {
+                                    const float *offsets, int64_t tokens, int64_t qkv_stride, int64_t q_heads,
+                                    int64_t kv_heads, int64_t head_dim, int64_t page_size, int64_t pages,
+                                    int64_t table_rows, int64_t page_stride, int64_t kv_stride, int64_t head_stride,
+                                    float eps, int type, int kv_type, int threads) {
   struct rope_args a = {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim,
                         .page_size = page_size, .page_stride = page_stride, .kv_stride = kv_stride,
                         .head_stride = head_stride, .eps = eps, .scales = scales,
