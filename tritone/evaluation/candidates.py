@@ -93,6 +93,6 @@ class Candidates:
             integers=precision.integers,
         )
         if precision.kv == "fp8":
-            scales, offsets = load_kv_scales(source, decoder.config), key_offsets(decoder, load_tokenizer(source))
-            return Runner(decoder, torch.bfloat16, scales, offsets)
+            scales = load_kv_scales(source, decoder.config)
+            return Runner(decoder, torch.bfloat16, scales, key_offsets(decoder, load_tokenizer(source), scales))
         return Runner(decoder, torch.float32 if precision.kv == "float32" else torch.bfloat16)

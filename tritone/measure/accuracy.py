@@ -95,7 +95,8 @@ class Accuracy:
         prompt, decoder = self._prefill[pairing.prefill], self._decode[pairing.decode]
         runner = PairRunner(prompt, decoder, decoder.dtype)
         if pairing.kv == "fp8":
-            scales, offsets = self._scales[pairing.decode], key_offsets(decoder, self._tokenizer)
+            scales = self._scales[pairing.decode]
+            offsets = key_offsets(decoder, self._tokenizer, scales)
             runner = PairRunner(prompt, decoder, decoder.dtype, scales, offsets)
         for task in self._tasks:
             raw = task.run(runner, self._reference, False, progress)

@@ -150,10 +150,10 @@ def build_engine(
     if part.kv == "fp8":
         # Prefill's codes are read by decode, whose weights would give other offsets; so e4m3 pages of prefill have none,
         # and decode's have none then either: codes are handed over as they are.
-        offsets = None
+        scales, offsets = load_kv_scales(part.checkpoint, config), None
         if deployment.prefill.kv != "fp8":
-            offsets = key_offsets(model, load_tokenizer(Path(deployment.checkpoint)))
-        held = QuantizedPages(kv, load_kv_scales(part.checkpoint, config), offsets)
+            offsets = key_offsets(model, load_tokenizer(Path(deployment.checkpoint)), scales)
+        held = QuantizedPages(kv, scales, offsets)
         return Engine(model, held, scheduler), pages, hidden
     return Engine(model, kv, scheduler), pages, hidden
 
