@@ -59,11 +59,13 @@ def test_they_are_the_mean_key_over_all_positions(checkpoint: Path) -> None:
     for layer_keys in keys:
         a, b = np.split(layer_keys[4:].mean(0).reshape(HEADS, WIDTH), 2, axis=1)
         expected.append(np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=1))
-    # Fine codes: 0.25 is what being moved by up to half a code of numbers around 5 may come to.
     found = key_offsets(load_decoder(checkpoint, torch.float32), byte_level_tokenizer(), SCALES)
     assert found.shape == (LAYERS, HEADS, WIDTH) and found.dtype == torch.float32 and found.is_contiguous()
     assert np.abs(np.stack(expected)).max() > 1
-    assert np.abs(found.numpy() - np.stack(expected)).max() < 0.1
+    # Moved by half a code at most: a sixteenth of the mixed first key.
+    moved = np.linalg.norm(found.numpy() - np.stack(expected), axis=-1)
+    first = np.stack([layer_keys[0].reshape(HEADS, WIDTH) for layer_keys in keys])
+    assert (moved <= np.linalg.norm(first - np.stack(expected), axis=-1) / 16).all()
 
 
 def test_the_first_key_of_a_text_becomes_codes_without_error(checkpoint: Path) -> None:
@@ -84,7 +86,7 @@ def test_the_first_key_of_a_text_becomes_codes_without_error(checkpoint: Path) -
 
 def test_the_context_that_is_loaded_changes_little(checkpoint: Path) -> None:
     whole, half = (key_offsets(load_decoder(checkpoint, max_positions=n), byte_level_tokenizer(), SCALES) for n in (256, 128))
-    assert float((whole - half).abs().mean()) < 0.05 * float(whole.abs().mean())
+    assert float((whole - half).abs().mean()) < 0.1 * float(whole.abs().mean())
 
 
 def test_keys_that_are_not_finite_are_refused_by_layer(checkpoint: Path) -> None:
