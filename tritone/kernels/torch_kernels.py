@@ -104,14 +104,15 @@ class TorchKernels:
         read, held = _elements(source), _elements(kv)
         check_pages(read, blocks, held, pages, tokens)
         size, nan = held.shape[4], None
-        same = same_offsets(source, kv)
+        same, identical = same_offsets(source, kv), False
+        if same and isinstance(source, QuantizedPages) and isinstance(kv, QuantizedPages):
+            identical = torch.equal(source.scales, kv.scales)
         for index in range(-(-tokens // size)):
             rows = min(size, tokens - index * size)
             from_page, to_page = read[blocks[index], ..., :rows, :], held[pages[index], ..., :rows, :]
-            if isinstance(source, QuantizedPages) and isinstance(kv, QuantizedPages):
-                if same and torch.equal(source.scales, kv.scales):
-                    to_page.view(torch.uint8).copy_(from_page.view(torch.uint8))
-                    continue
+            if identical:
+                to_page.view(torch.uint8).copy_(from_page.view(torch.uint8))
+                continue
             values = _widened(from_page, source)
             if isinstance(source, QuantizedPages) and not same:
                 values[:, 0] = mixed_queries(values[:, 0])  # which is also the way back
