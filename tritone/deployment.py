@@ -33,6 +33,9 @@ Fault = Literal[
 DENSE_WEIGHTS: dict[str, DType] = {"bf16": "bfloat16", "float32": "float32"}
 """The ``dtype`` of each ``weights`` that is not quantised."""
 
+OWN_VOICE = "checkpoint"
+"""The ``voice`` that is the checkpoint's own talker and vocoder."""
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -93,6 +96,8 @@ class TalkerStage(_Part):
     threads: int = Field(default=1, ge=1, le=512)
     hidden_blocks: int = Field(default=2048, ge=16)
     """Blocks of the pool that carries hidden states from decode to the Talker, one block per event."""
+    pool_tokens: int = Field(default=32768, ge=16)
+    """Tokens that fit into the Talker's own page pool, where it is the checkpoint's; `tritone doctor --plan` counts them."""
     max_queue: int = Field(default=1024, ge=1)
 
 
@@ -150,7 +155,8 @@ class Deployment(_Part):
     checkpoint: str = "demo:smollm2-135m-instruct"
     """A Hugging Face directory, a hub name (``Qwen/Qwen2.5-0.5B-Instruct``), or ``demo:smollm2-135m-instruct``."""
     voice: str | None = "demo:hibari"
-    """A prepared voice directory, ``demo:hibari``, or null for text only."""
+    """A prepared voice directory, ``demo:hibari``, or null for text only. ``checkpoint``, the checkpoint's own talker and
+    vocoder, is what `tritone doctor --plan` understands; it is not served yet."""
     page_size: int = Field(default=32, ge=16, le=64)
     """Tokens in one KV page, the same in prefill and decode."""
     max_context: int = Field(default=0, ge=0)

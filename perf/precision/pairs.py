@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from perf.common import Spread, interleave
@@ -20,7 +21,11 @@ KV = ("bf16", "fp8")
 
 
 def requests(bench: Workbench, prompt: int, answer: int, rounds: int, progress: Report) -> dict[str, Any]:
-    """Seconds of one request alone: prefill over BF16 pages, the hand-over into decode's pages, decode."""
+    """Seconds of one request alone: prefill over BF16 pages, the hand-over into decode's pages, decode.
+
+    ``seconds`` are of the pairing's own runs. A phase is the same work in all pairings that share it, so ``by phases``, the
+    sum of the phases' medians over all of those, has less noise: it is what pairings are compared by.
+    """
     room = prompt + answer + 3 * bench.page_size
     source, targets = bench.pages("bf16", room), {kv: bench.pages(kv, room) for kv in KV}
     ids = prompt_of(prompt, bench.config.vocab_size)
@@ -48,7 +53,18 @@ def requests(bench: Workbench, prompt: int, answer: int, rounds: int, progress: 
         }
         for name, (first, second, kv) in pairs.items()
     }
+    for row in rows.values():
+        row["by phases"] = (
+            _phase(rows, "prefill seconds", row, "prefill weights")
+            + _phase(rows, "hand-over seconds", row, "decode kv")
+            + _phase(rows, "decode seconds", row, "decode weights", "decode kv")
+        )
     return {"load": f"one request of {prompt} + {answer} tokens", "pairings": rows}
+
+
+def _phase(rows: dict[str, dict[str, Any]], phase: str, of: dict[str, Any], *alike: str) -> float:
+    """Median of a phase over the rows that are alike in these columns."""
+    return median(row[phase]["median"] for row in rows.values() if all(row[name] == of[name] for name in alike))
 
 
 def judge(bench: Workbench, results: dict[str, Any], deployment: Deployment, line: Callable[[str], Report]) -> None:
@@ -61,7 +77,7 @@ def judge(bench: Workbench, results: dict[str, Any], deployment: Deployment, lin
     own = Pairing(*("bf16" if name == "auto" else name for name in asked))
     names = ("prefill weights", "decode weights", "decode kv")
     rows = {Pairing(*(row[name] for name in names)): row for row in results["pairings"].values()}
-    seconds = {pairing: row["seconds"]["median"] for pairing, row in rows.items()}
+    seconds = {pairing: row["by phases"] for pairing, row in rows.items()}
     rows[own]["deployed"] = True
     fastest = seconds[own]
     scales = dict.fromkeys(bench.decoders, load_kv_scales(bench.checkpoint, bench.config))

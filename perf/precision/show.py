@@ -72,15 +72,17 @@ def _kv(name: str, kv: dict[str, Any], console: Console) -> None:
 
 
 def _pairs(name: str, pairs: dict[str, Any], console: Console) -> None:
-    rows = sorted(pairs["pairings"].values(), key=lambda row: row["seconds"]["median"])
-    title = f"{name}: {pairs['load']}, the fastest {SHOWN_PAIRINGS} of {len(rows)} pairings"
-    table = _table(title, "prefill", "decode", "kv", "seconds", "prefill s", "decode s", "perplexity +%")
-    for row in rows[:SHOWN_PAIRINGS]:
-        spreads = [_spread(row[key]) for key in ("seconds", "prefill seconds", "decode seconds")]
+    rows = sorted(pairs["pairings"].values(), key=lambda row: row["by phases"])
+    last = next((place for place, row in enumerate(rows) if row.get("deployed")), 0)
+    shown = max(SHOWN_PAIRINGS, last + 1)
+    title = f"{name}: {pairs['load']}, the fastest {shown} of {len(rows)} pairings; *: deployed"
+    table = _table(title, "prefill", "decode", "kv", "s, by phases", "s, its own runs", "perplexity +%")
+    for row in rows[:shown]:
         more = row.get("perplexity increase %")
         found = "" if more is None else f"{more['value']:.2f} ({more['low']:.2f} … {more['high']:.2f})"
         mark = " *" if row.get("deployed") else ""
-        table.add_row(row["prefill weights"], row["decode weights"], row["decode kv"] + mark, *spreads, found)
+        numbers = (f"{row['by phases']:.3g}", _spread(row["seconds"]))
+        table.add_row(row["prefill weights"], row["decode weights"], row["decode kv"] + mark, *numbers, found)
     console.print(table)
 
 

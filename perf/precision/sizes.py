@@ -12,8 +12,8 @@ class Sizes:
     ``matrices`` and ``linear_batches``: the kernels' load. ``batches``, ``context`` and ``prompt``: decode and prefill by
     weights. ``pool_tokens`` is what BF16 fits into the limited memory; ``contexts``, ``answer`` and ``load_weights``: the
     loads there; ``growth``: the answers that outgrow it. ``larger_pool`` (tokens, and the context of its load) is one in which
-    arithmetic limits rather than memory. ``request`` is prompt and answer of a request end to end; ``judged_request`` the same of
-    the deployed checkpoint's, where pairings that are faster than the deployed one are measured for accuracy.
+    arithmetic limits rather than memory. ``request`` is prompt and answer of a request end to end; ``judged_request`` the same
+    for the deployed checkpoint, where pairings that are faster than the deployed one are measured for accuracy.
     """
 
     rounds: int

@@ -175,7 +175,7 @@ def test_the_reason_of_a_failed_start(tmp_path: Path, lines: str, reason: str) -
 def checkpoint(tmp_path: Path) -> Path:
     directory = tmp_path / "checkpoint"
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 4096}))
     (directory / "tokenizer.json").write_text("{}")
     (directory / "model.safetensors").write_bytes(b"")
     return directory
@@ -213,6 +213,6 @@ def test_a_stage_may_have_the_same_model_in_another_precision(
 
 
 def test_a_checkpoint_without_a_context_length_is_named(checkpoint: Path, tmp_path: Path) -> None:
-    (checkpoint / "config.json").write_text("{}")
+    (checkpoint / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(TritoneError, match="max_position_embeddings: None"):
         resolve.resolve_deployment(Deployment(checkpoint=str(checkpoint), voice=None), tmp_path)

@@ -11,6 +11,14 @@ PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "v
 IGNORED = ("*/*", "*.bin", "*.pth")
 
 
+def cached_checkpoint(name: str) -> Path | None:
+    """The directory of ``name`` in the hub's own cache, of which config.json at least is there. No network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def fetch_checkpoint(name: str, progress: Progress) -> Path:
     """Downloads what is missing of ``name`` into the hub's own cache (it shows its own progress bars) and returns the
     directory. Raises TritoneError naming the checkpoint when it cannot be had."""

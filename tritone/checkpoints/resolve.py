@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tritone.checkpoints.hub import fetch_checkpoint
+from tritone.checkpoints.hub import cached_checkpoint, fetch_checkpoint
 from tritone.checkpoints.progress import Progress, silent
 from tritone.checkpoints.smollm2 import prepare_smollm2
 from tritone.errors import TritoneError, bad
@@ -32,6 +32,17 @@ def resolve_checkpoint(name: str, cache: Path, progress: Progress | None = None)
     if _HUB_NAME.fullmatch(name):
         return _checked(fetch_checkpoint(name, report))
     raise bad("checkpoint", name, f"a directory, a hub name such as Qwen/Qwen2.5-0.5B-Instruct, or {DEMO_CHECKPOINT}")
+
+
+def find_checkpoint(name: str, cache: Path) -> Path:
+    """Where a checkpoint lies already, with whatever files it has; nothing is made or fetched. ``name`` as above."""
+    path = _demo_checkpoint(cache) if name == DEMO_CHECKPOINT else Path(name).expanduser()
+    if name and path.is_dir():
+        return path
+    found = cached_checkpoint(name) if _HUB_NAME.fullmatch(name) else None
+    if found is None:
+        raise bad("checkpoint", name, "a directory with config.json, or a name that `tritone prepare` has made or fetched")
+    return found
 
 
 def resolve_voice(name: str, cache: Path, progress: Progress | None = None) -> Path:

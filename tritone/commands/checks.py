@@ -17,7 +17,7 @@ import psutil
 
 from tritone.cache import default_cache
 from tritone.checkpoints import is_prepared
-from tritone.deployment import Deployment
+from tritone.deployment import OWN_VOICE, Deployment
 from tritone.errors import TritoneError
 from tritone.processes import SHARED_MEMORY
 from tritone.supervisor.installation import (
@@ -184,6 +184,8 @@ def _checkpoint(deployment: Deployment) -> Check:
 
 
 def _voice(deployment: Deployment) -> Check:
+    if deployment.voice == OWN_VOICE:
+        return Check("voice", "note", "the checkpoint's own, which is not served yet", "--plan says what it takes")
     return Check("voice", "ok", "none: text only") if deployment.voice is None else _prepared("voice", deployment.voice)
 
 

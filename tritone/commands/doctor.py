@@ -1,7 +1,8 @@
 """`tritone doctor`: what this machine has, what is missing, and how to get it. Exit code 1 when something needed is missing.
 
 With --measure it times every pairing of prefill's and decode's precisions on this machine instead, takes the fastest that
-costs at most accuracy.max_perplexity_increase, and prints or writes the deployment with it.
+costs at most accuracy.max_perplexity_increase, and prints or writes the deployment with it. With --plan it says what a
+deployment takes of a memory, from the checkpoint's config.json alone. Exit code 1 when that is too small.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from tritone.commands import launch, measuring
+from tritone.commands import launch, measuring, planning
 from tritone.commands.checks import Check, run_checks
 from tritone.commands.terminal import console
 
@@ -22,10 +23,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     launch.add_options(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     measuring.add_options(parser)
+    planning.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.plan is not None:
+        return planning.run(arguments)
+    planning.refuse_without_plan(arguments)
     if arguments.measure:
         return measuring.run(arguments)
     checks = run_checks(launch.read_deployment(arguments))

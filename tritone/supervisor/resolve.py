@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from tritone.checkpoints import Progress, resolve_checkpoint, resolve_voice
-from tritone.deployment import DENSE_WEIGHTS, Deployment, EngineStage
+from tritone.deployment import DENSE_WEIGHTS, OWN_VOICE, Deployment, EngineStage
 from tritone.errors import bad
 from tritone.sizes import token_bytes
 
@@ -17,13 +17,19 @@ STORED_DIFFERENTLY = frozenset(
 )
 """Fields of a config.json that may differ between two copies of one model."""
 
+SERVED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+"""What the stages can load; here again so that a start is refused before any of them runs, and without torch."""
+
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress | None = None) -> Deployment:
     """Prepares checkpoint and voice (once, in ``cache``) and fills in what is automatic. Ports stay as they are: they
     are chosen at the start itself. Raises TritoneError when something cannot be had."""
+    if deployment.voice == OWN_VOICE:  # before a checkpoint of many gigabytes is fetched
+        raise bad("voice", deployment.voice, "a voice directory, demo:hibari or null; this one is only planned (doctor --plan)")
     checkpoint = resolve_checkpoint(deployment.checkpoint, cache, progress)
+    _check_served(checkpoint)
     voice = None if deployment.voice is None else resolve_voice(deployment.voice, cache, progress)
     size = deployment.page_size
     stages = {}
@@ -96,6 +102,12 @@ def _stage(name: str, stage: EngineStage, checkpoint: Path, page_size: int) -> E
             raise bad(f"{name}.pool_bytes", stage.pool_bytes, f"at least {token_bytes(checkpoint, kv) * page_size}, one page")
     known = {"threads": stage.threads or usable_cores(), "dtype": dtype, "kv": kv, "pool_tokens": tokens, "pool_bytes": 0}
     return stage.model_copy(update=known | {"checkpoint": str(checkpoint.resolve())})
+
+
+def _check_served(checkpoint: Path) -> None:
+    found = json.loads((checkpoint / "config.json").read_text()).get("model_type")
+    if found not in SERVED_MODEL_TYPES:
+        raise bad(f"checkpoint: model_type in {checkpoint / 'config.json'}", found, ", ".join(SERVED_MODEL_TYPES))
 
 
 def _check_same_model(field: str, checkpoint: Path, other: Path) -> None:

@@ -1,0 +1,69 @@
+"""Flow matching of Qwen2.5-Omni's token2wav: codes and noise in, mel frames out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+STEPS = 10
+GUIDANCE = 0.5
+SWAY = -1.0
+"""transformers' defaults: points in time, weight of the guidance, and the sway that puts more points near the noise."""
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A voice as the network takes it, with the row of zeros for guidance: [2, 1, enc_dim] and [2, 1, enc_emb_dim]."""
+
+    reference: Tensor
+    condition: Tensor
+
+
+class Diffusion:
+    """``model`` is transformers' ``Qwen2_5OmniToken2WavDiTModel`` with its weights.
+
+    What does not change from one evaluation to the next (speaker, code embeddings, rotary angles) is computed once a window.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
+
+        self._model: Any = model
+        self._solver: Any = RungeKutta4ODESolver
+        times = torch.linspace(0, 1, STEPS, device=model.device)
+        self._times = times + SWAY * (torch.cos(torch.pi / 2 * times) - 1 + times)
+
+    def speaker(self, condition: Tensor, reference: Tensor) -> Speaker:
+        """From [1, enc_emb_dim] and the mel of a recording, [1, T, mel_dim]."""
+        both = torch.cat([reference, torch.zeros_like(reference)])
+        encoded = self._model.input_embed.spk_encoder(both)
+        return Speaker(encoded[:, None], torch.cat([condition, torch.zeros_like(condition)])[:, None])
+
+    def sample(self, codes: Tensor, noise: Tensor, speaker: Speaker) -> Tensor:
+        """int64 [N], float32 [N * repeats, mel_dim] -> float32 [N * repeats, mel_dim].
+
+        The first frame must be the first of a block of attention. Positions count from the window's begin: attention depends
+        on their differences only.
+        """
+        model, frames = self._model, len(noise)
+        text = torch.cat([model.text_embed(codes[None]), model.text_embed(codes[None], drop_code=True)])
+        fixed = torch.cat([speaker.reference.expand(-1, frames, -1), text, speaker.condition.expand(-1, frames, -1)], dim=-1)
+        places = torch.arange(frames, device=noise.device)
+        angles = model.rotary_embed(noise, places[None])
+        blocks = places // model.block_size
+        distance = (blocks[None, :] - blocks[:, None])[None, None]  # [1, 1, frames, frames]
+
+        def velocity(time: Tensor, state: Tensor) -> Tensor:
+            moment = model.time_embed(time.repeat(2))
+            hidden = model.input_embed.proj(torch.cat([state.expand(2, -1, -1), fixed], dim=-1))
+            for layer in model.transformer_blocks:
+                hidden = layer(hidden, moment, position_embeddings=angles, block_diff=distance)
+            guided, free = model.proj_out(model.norm_out(hidden, moment)).chunk(2)
+            moved: Tensor = guided + (guided - free) * GUIDANCE
+            return moved
+
+        mel: Tensor = self._solver(function=velocity, initial_value=noise[None]).integrate(self._times)[-1, 0]
+        return mel
