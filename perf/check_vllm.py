@@ -33,7 +33,7 @@ from tritone.text.detokenizer import load_tokenizer
 
 TEXT = "The lighthouse stands on a rock in the sea. Every evening its keeper climbs the stairs and lights the lamp."
 WAYS = {
-    "int4 g128": Settings(weights="int4", group=128),
+    "int4 g64": Settings(weights="int4", group=64),
     "int4 g64 asymmetric": Settings(weights="int4", group=64, symmetric=False),
     "int8": Settings(weights="int8"),
     "fp8": Settings(weights="fp8"),

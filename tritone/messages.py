@@ -70,7 +70,8 @@ STAGES: dict[str, StageSpec] = {
             # Which of the last three an ensemble asks for says which ensemble it is (see ROLE_OUTPUTS).
             (_SESSION, _IDS, TensorSpec("chat_request", "STRING", (1,)), TensorSpec("omni_request", "STRING", (1,)),
              TensorSpec("speech_event", "STRING", (1,))),
-            decoupled=False,
+            # For its queue alone: it answers once.
+            decoupled=True,
         ),
         StageSpec("prefill", (_SESSION, _IDS, _REQUEST), (_SESSION, _IDS, _REQUEST, _HANDOFF), decoupled=True),
         # All optional, so that a client can ask for the report alone; an ensemble maps the others.

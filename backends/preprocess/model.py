@@ -16,17 +16,16 @@ class TritonPythonModel(StageModel):
 
     def start(self, metrics):
         from tritone.deployment import Deployment
+        from tritone.stages.intake import Intake
         from tritone.stages.preprocess import PreprocessStage
 
-        self.work = PreprocessStage(Deployment.from_environment())
+        deployment = Deployment.from_environment()
+        self.work = Intake(PreprocessStage(deployment), metrics, deployment.max_wait_seconds)
 
     def handle(self, tensors, request):
         asked = [name for name in request.requested_output_names() if name in ROLE_OUTPUTS]
-        role = ROLE_OUTPUTS[asked[0]]
         raw = read_bytes(tensors, "messages")
-        parameters = self.parameters(request)
-        if role == "speech":
-            made = self.work.speech(raw, parameters).to_tensors()
-            return {"session": made["session"], "speech_event": made["event"]}
-        made = self.work.generate(raw, parameters, role).to_tensors()
-        return {"session": made["session"], "ids": made["ids"], asked[0]: made["request"]}
+        self.work.submit(ROLE_OUTPUTS[asked[0]], raw, self.parameters(request), self.reply(request))
+
+    def shut_down(self):
+        self.work.stop()

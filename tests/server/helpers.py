@@ -214,6 +214,16 @@ def fresh() -> dict[str, str]:
     return {"cache_salt": secrets.token_hex(8)}
 
 
+def markers(count: int) -> list[str]:
+    """Words that no answer holds by chance."""
+    return [f"QZ{number}X{number * 37 % 91}" for number in range(count)]
+
+
+def marked(marker: str) -> list[dict[str, str]]:
+    """A prompt whose answer repeats its marker."""
+    return [{"role": "user", "content": f"The code word is {marker}. Repeat the code word {marker} again and again."}]
+
+
 def refusal(server: Server, model: str, content: Any, **options: Any) -> str:
     """The message of a request that must be refused, with nothing answered before."""
     answer = ask(server, model, content, **options)
@@ -255,6 +265,14 @@ def generate_stream(server: Server, model: str, body: Any) -> list[dict[str, Any
 
 
 # -- what the server is left with --------------------------------------
+
+
+def integrity_report(server: Server) -> dict[str, Any]:
+    """What the integrity model answers to ``report``."""
+    status, body = generate(server, "integrity", {"report": ""})
+    assert status == 200, body
+    return json.loads(body["report"])  # type: ignore[no-any-return]
+
 
 Labels = tuple[tuple[str, str], ...]
 _SAMPLE = re.compile(r"^(tritone_\w+)(?:\{(.*)\})? (\S+)$")

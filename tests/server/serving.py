@@ -22,6 +22,11 @@ FAULTS = {
     "slow_transfer": "transfer",
 }
 """The faults that a request may ask for, and what each is found as."""
+DEADLY_FAULTS = {
+    "prefill_dies": ("prefill", "UNAVAILABLE: integrity: epoch: "),
+    "decode_dies": ("decode", "UNAVAILABLE: decode: the process of this stage has ended"),
+}
+"""Those that end a stage: which, and how the error of the request begins."""
 
 
 def make_deployment(**changes: object) -> Deployment:
@@ -39,7 +44,7 @@ def make_deployment(**changes: object) -> Deployment:
             "checksum": True,
             "audit_seconds": 1.0,
             "transfer_seconds": 2.0,
-            "faults": list(FAULTS),
+            "faults": [*FAULTS, *DEADLY_FAULTS],
         },
         "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
     }

@@ -19,7 +19,6 @@ from tests.server.helpers import (
     Scrape,
     ask,
     fresh,
-    http_post,
     in_threads,
     resident,
     shared_memory,
@@ -168,6 +167,35 @@ def test_a_waiting_request_is_cancelled_before_it_starts(server: Server, unharme
     assert Scrape(server).value("tritone_tokens_total", stage="prefill", kind="prompt") - before == prompts
 
 
+def test_a_request_that_waits_for_decode_is_cancelled(server: Server, unharmed: None) -> None:
+    """Handed over and not yet decoding: as many answers as decode computes at once are in front of it."""
+
+    def waiting() -> float:
+        return Scrape(server).value("tritone_queue_requests", stage="decode")
+
+    def lent() -> float:
+        return Scrape(server).value("tritone_pages", stage="prefill", state="leased")
+
+    words = {"input_format": "text", "max_tokens": 1500, "ignore_eos": True}
+    front = [Request(server, "chat", f"{number}", **words) for number in range(server.deployment.decode.max_sequences)]
+    for request in front:
+        request.wait_for("text")
+    last = Request(server, "chat", prose(5, 20), max_tokens=4, **fresh())
+    try:
+        assert last.wait_for("text").kind == "text"
+        wait_until(lambda: waiting() == 1 and lent() > 10, "handed over, and waiting", 5)
+        last.cancel()
+        begun = time.monotonic()
+        wait_until(lambda: waiting() == lent() == 0, "its pages are back", 5)
+        took = time.monotonic() - begun
+    finally:
+        for request in front:
+            request.cancel()
+    print(f"cancelled in decode's queue, {len(front)} answers beside it: back after {took:.2f} s")
+    assert took < WITHIN
+    assert wait_idle(server) < WITHIN
+
+
 def test_neighbours_of_a_cancelled_request_go_on(server: Server, unharmed: None) -> None:
     options = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
     expected = ask(server, "chat", STORY, **options).text
@@ -224,11 +252,3 @@ def test_stop_stream_does_not_wait_for_the_answer(server: Server, unharmed: None
     request = Request(server, "omni", STORY, **ENDLESS)
     request.wait_for("text")
     assert request.cancel() < 1
-
-
-def test_an_unread_http_answer_does_not_hold_up_others(server: Server, unharmed: None) -> None:
-    """A client that stops reading, with its connection open."""
-    body = {"messages": STORY, "audio_format": "pcm16_base64", "ignore_eos": True, "max_tokens": 200}
-    with http_post(server, "/v2/models/omni/generate_stream", body):
-        answer = ask(server, "chat", "What is the capital of France?", temperature=0.0, max_tokens=20)
-        assert "Paris" in answer.text

@@ -9,28 +9,30 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
-from tests.server.helpers import EXPORT_SECONDS, Scrape, ask, ask_together, fresh, generate, wait_idle, wait_until
+from tests.server.helpers import (
+    EXPORT_SECONDS,
+    Scrape,
+    ask,
+    ask_together,
+    fresh,
+    generate,
+    integrity_report,
+    marked,
+    markers,
+    wait_idle,
+    wait_until,
+)
 from tests.server.serving import FAULTS
 from tritone.supervisor import Server
 
 NEIGHBOURS = 5
 GREEDY = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
-MARKERS = [f"QZ{number}X{number * 37 % 91}" for number in range(len(FAULTS) + NEIGHBOURS)]
-
-
-def marked(marker: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"The code word is {marker}. Repeat the code word {marker} again and again."}]
-
-
-def report(server: Server) -> dict[str, Any]:
-    status, body = generate(server, "integrity", {"report": ""})
-    assert status == 200, body
-    return json.loads(body["report"])
+MARKERS = markers(len(FAULTS) + NEIGHBOURS)
 
 
 @pytest.mark.parametrize("model", ["chat", "omni"])
 def test_faults_end_their_carriers_and_nobody_else(server: Server, unharmed: None, model: str) -> None:
-    before = report(server)["mismatches"]
+    before = integrity_report(server)["mismatches"]
     clean = [answer.text for answer in ask_together(server, "chat", [(marked(m), GREEDY | fresh()) for m in MARKERS])]
     salts = [{"cache_salt": f"fault:{fault}:{model}"} for fault in FAULTS] + [fresh() for _ in range(NEIGHBOURS)]
     asked = [(marked(marker), GREEDY | salt) for marker, salt in zip(MARKERS, salts, strict=True)]
@@ -47,7 +49,7 @@ def test_faults_end_their_carriers_and_nobody_else(server: Server, unharmed: Non
     for number, answer in enumerate(answers):
         assert not any(marker in answer.text for other, marker in enumerate(MARKERS) if other != number)
     wait_idle(server)
-    after = report(server)["mismatches"]
+    after = integrity_report(server)["mismatches"]
     found = {kind: after[kind] - before[kind] for kind in after}
     # A sweep of the audit may come by while a page is damaged, and see it too.
     assert found.pop("content") >= 1
@@ -63,7 +65,7 @@ def test_the_report_says_what_the_metrics_say(server: Server) -> None:
     found: dict[str, Any] = {}
 
     def same() -> bool:
-        found["report"], found["page"] = report(server), Scrape(server)
+        found["report"], found["page"] = integrity_report(server), Scrape(server)
         pools = found["report"]["pools"]
         return all(
             found["page"].value("tritone_integrity_blocks", pool=name, state=state) == count
@@ -76,10 +78,12 @@ def test_the_report_says_what_the_metrics_say(server: Server) -> None:
     assert (made["mode"], made["ready"], made["problem"]) == ("raise", True, None)
     assert made["sweeps"] > 0 and made["last_sweep_seconds_ago"] < 10
     for name in ("prefill_pages", "decode_pages"):
-        pool = made["pools"][name]
-        assert pool["checks"] == page.value("tritone_integrity_checks_total", pool=name) > 0
-        assert pool["pages_checked"] == page.value("tritone_integrity_pages_checked_total", pool=name) > 0
-        stage = name.removesuffix("_pages")
+        pool, stage = made["pools"][name], name.removesuffix("_pages")
+        for what in ("checks", "pages_checked"):
+            total = page.value(f"tritone_integrity_{what}_total", pool=name)
+            assert total >= pool[what] > 0
+            # The report is of the pool that is there, the metric also of those of a stage that died.
+            assert total == pool[what] or page.value("tritone_stage_starts_total", stage=stage) > 1
         assert pool["blocks"]["used"] == page.value("tritone_pages", stage=stage, state="used") == 0
         assert sum(pool["blocks"].values()) == sum(
             page.value("tritone_pages", stage=stage, state=state) for state in pool["blocks"]

@@ -117,8 +117,14 @@ def test_an_answer_stops_where_the_context_ends(server: Server) -> None:
 
 
 def test_a_prompt_far_too_long(server: Server) -> None:
-    message = refusal(server, "chat", "word " * 200_000, **SHORT)
+    message = refusal(server, "chat", "word " * 50_000, **SHORT)
     assert f"allowed: at most {MAX_CONTEXT - 1}" in message
+
+
+@pytest.mark.parametrize("model", ["chat", "speech"])
+def test_a_request_too_large_to_be_read(server: Server, model: str) -> None:
+    text = "word " * 500_000
+    assert f"INVALID_ARGUMENT: request: {len(text)} bytes of text and options; allowed: " in refusal(server, model, text)
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], str]] = {

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.server.helpers import (
@@ -161,6 +162,26 @@ def test_a_killed_stage(server: Server, unharmed: None, story: str, stage: str) 
     now = {name: process.pid for name, process in stage_processes(server).items()}
     assert now.pop(stage) != victim.pid
     assert now == others, "no other stage was touched"
+
+
+def test_a_stage_whose_memory_runs_out(server: Server, unharmed: None, story: str) -> None:
+    """A limit on the address space of the living process: the first allocation that does not fit into what it has fails."""
+    deaths = status_of(server, "prefill")["deaths"]
+    beside = Request(server, "chat", STORY, **OPTIONS, **fresh())
+    beside.wait_for("text")
+    stage_processes(server)["prefill"].rlimit(psutil.RLIMIT_AS, (1, 1))
+    answer = ask(server, "chat", "word " * 1500, max_tokens=4, **fresh())
+    answer.check_complete()
+    took = answer.end.received - answer.started
+    assert (answer.end.kind, answer.info["code"]) == ("error", "UNAVAILABLE")
+    assert took < ERROR_SECONDS
+    assert beside.finish().text == story
+    wait_until(server.is_ready, "ready again", READY_SECONDS)
+    status = status_of(server, "prefill")
+    print(f"prefill: {status['reason']!r}; error after {took:.2f} s, ready after {time.monotonic() - answer.started:.1f} s")
+    assert status["deaths"] == deaths + 1
+    assert "memory" in status["reason"]
+    assert ask(server, "chat", STORY, **OPTIONS, **fresh()).text == story
 
 
 def test_four_times_as_many_requests_as_fit_all_end(server: Server, unharmed: None) -> None:

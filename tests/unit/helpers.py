@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tritone.errors import TritoneError
 from tritone.messages import STAGES, BlockRefs, GenerateRequest, Handoff, TokenInfo
 from tritone.options import Options
 
@@ -53,6 +54,9 @@ class FakeReply:
         if self.closed:
             self.faults.append("closed twice")
         self._closed.set()
+
+    def fail(self, error: TritoneError) -> None:
+        self.send(error, last=True)
 
     def is_cancelled(self) -> bool:
         return self.cancelled

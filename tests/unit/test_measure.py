@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,11 +41,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bench(checkpoint: Path) -> Workbench:
-    bench = Workbench(checkpoint, torch.bfloat16, PAGE)
-    for weights in ("bf16", "int4"):
-        bench.load(weights, 256, 32, lambda done, total: None)
-    return bench
+def bench(checkpoint: Path) -> Iterator[Workbench]:
+    with Workbench(checkpoint, torch.bfloat16, PAGE) as bench:
+        for weights in ("bf16", "int4"):
+            bench.load(weights, 256, 32, lambda done, total: None)
+        yield bench
 
 
 def timed(prefill: str, decode: str, kv: str, seconds: float) -> Timed:
@@ -218,3 +224,24 @@ def test_wrong_options_are_told_before_anything_is_measured(
 ) -> None:
     assert main(["doctor", "--measure", *arguments]) == 1
     assert told in capsys.readouterr().err
+
+
+def test_what_a_killed_measurement_left_is_removed_by_the_next(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"""
+        import os, signal
+        from pathlib import Path
+        import torch
+        from tritone.measure.workbench import Workbench
+        bench = Workbench(Path({str(checkpoint)!r}), torch.bfloat16, {PAGE})
+        bench.pages("bf16", 64)
+        print(bench.directory, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = Path(killed.stdout.strip())
+    assert left.is_dir() and any(left.iterdir())
+    # The next one, as far as that: it asks for more than fits.
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # the command sets some
+    assert main(["doctor", "--measure", "--checkpoint", str(checkpoint), "--prompt", "100000"]) == 1
+    assert not left.exists()

@@ -244,4 +244,4 @@ def test_each_stage_takes_what_the_one_before_gives() -> None:
         }
         assert required <= given, (before, after)
     assert set(ROLE_OUTPUTS) <= {tensor.name for tensor in STAGES["preprocess"].outputs}
-    assert {name for name, spec in STAGES.items() if not spec.decoupled} == {"preprocess", "integrity"}
+    assert {name for name, spec in STAGES.items() if not spec.decoupled} == {"integrity"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tritone.options import Options, Sampling
 from tritone.stages.preprocess import MAX_SPEECH_CHARACTERS, PreprocessStage, new_session, parse_messages
 
 CONTEXT = 96
+CREATED = 12.5
 TEMPLATE = (
     "{% if messages[0].role == 'tool' %}{{ raise_exception('tool needs a call before it') }}{% endif %}"
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -73,7 +73,7 @@ def chat(stage: PreprocessStage, messages: Any, role: Any = "chat", **parameters
         if isinstance(messages, bytes)
         else (messages if isinstance(messages, str) else json.dumps(messages)).encode()
     )
-    return stage.generate(raw, parameters, role)
+    return stage.generate(raw, parameters, role, CREATED)
 
 
 def refusal(stage: PreprocessStage, messages: Any, role: Any = "chat", **parameters: Any) -> str:
@@ -257,12 +257,11 @@ def test_the_tokenizers_end_token_always_ends(generation: Any, stop_ids: Any, tm
 
 
 def test_each_request_has_its_own_session_and_seed(stage: PreprocessStage) -> None:
-    before = time.monotonic()
     made = [chat(stage, [USER]) for _ in range(20)]
     assert len({request.session for request in made}) == 20
     assert len({request.options.sampling.seed for request in made}) == 20
     assert all(0 < request.session < 2**63 for request in made)
-    assert all(before <= request.created <= time.monotonic() for request in made)
+    assert all(request.created == CREATED for request in made)
     assert 0 not in {new_session() for _ in range(1000)}
 
 
@@ -400,7 +399,7 @@ def test_malformed_requests_are_refusals_never_crashes(stage: PreprocessStage) -
             raw = raw or bytearray(b" ")
         parameters = {chance.choice(names): chance.choice(values) for _ in range(chance.randint(0, 2))}
         try:
-            stage.generate(bytes(raw), parameters, chance.choice(["chat", "omni"]))
+            stage.generate(bytes(raw), parameters, chance.choice(["chat", "omni"]), 0.0)
         except InvalidArgument as error:
             error.message.encode()
 
@@ -409,15 +408,15 @@ def test_malformed_requests_are_refusals_never_crashes(stage: PreprocessStage) -
 
 
 def test_text_to_speak(stage: PreprocessStage) -> None:
-    event = stage.speech("안녕 👋".encode(), {"voice": "anna", "speed": 1.5, "seed": 3})
+    event = stage.speech("안녕 👋".encode(), {"voice": "anna", "speed": 1.5, "seed": 3}, 2.5)
     assert (event.kind, event.text) == ("speak", "안녕 👋")
     options = Options.from_json(event.info["options"])
     assert (options.speech, options.voice, options.speed, options.sampling.seed) == (True, "anna", 1.5, 3)
-    assert event.info["created"] <= time.monotonic()
+    assert event.info["created"] == 2.5
 
 
 def test_text_to_speak_is_not_read_as_json(stage: PreprocessStage) -> None:
-    assert stage.speech(b"[1]", {}).text == "[1]"
+    assert stage.speech(b"[1]", {}, 0.0).text == "[1]"
 
 
 @pytest.mark.parametrize(
@@ -435,14 +434,14 @@ def test_text_to_speak_is_not_read_as_json(stage: PreprocessStage) -> None:
 )
 def test_text_that_cannot_be_spoken(raw: bytes, reason: str, stage: PreprocessStage) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        stage.speech(raw, {})
+        stage.speech(raw, {}, 0.0)
     assert caught.value.message.startswith(reason)
 
 
 def test_speech_takes_the_longest_text_in_characters(stage: PreprocessStage) -> None:
-    assert len(stage.speech(("한" * MAX_SPEECH_CHARACTERS).encode(), {}).text) == MAX_SPEECH_CHARACTERS
+    assert len(stage.speech(("한" * MAX_SPEECH_CHARACTERS).encode(), {}, 0.0).text) == MAX_SPEECH_CHARACTERS
 
 
 def test_speech_has_no_options_of_text(stage: PreprocessStage) -> None:
     with pytest.raises(InvalidArgument, match="option 'temperature' is unknown for 'speech'"):
-        stage.speech(b"hi", {"temperature": 1.0})
+        stage.speech(b"hi", {"temperature": 1.0}, 0.0)

@@ -24,6 +24,7 @@ from tritone.supervisor.installation import PROJECT, Installation
 from tritone.supervisor.log import failure_reason, loaded_models
 from tritone.supervisor.orphans import end_processes, processes_of
 from tritone.supervisor.ports import choose_ports
+from tritone.supervisor.process import MOMENT_SECONDS, ChildProcess
 from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
 
 
@@ -59,14 +60,17 @@ def test_run_directory_holds_the_deployment_and_goes(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_directory_of_a_killed_supervisor_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", ["RunDirectory.create(Deployment(), root)", "LockedDirectory.make(root)"])
+def test_the_directory_of_a_killed_process_is_removed(tmp_path: Path, make: str) -> None:
     code = f"""
         import os, signal
         from pathlib import Path
         from tritone.deployment import Deployment
+        from tritone.locked_directory import LockedDirectory
         from tritone.supervisor.run_directory import RunDirectory
-        run = RunDirectory.create(Deployment(), Path({str(tmp_path)!r}))
-        (run.path / "pool").write_bytes(b"x")
+        root = Path({str(tmp_path)!r})
+        made = {make}
+        (made.path / "pool").write_bytes(b"x")
         os.kill(os.getpid(), signal.SIGKILL)
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=PROJECT, check=False)
@@ -216,3 +220,17 @@ def test_a_checkpoint_without_a_context_length_is_named(checkpoint: Path, tmp_pa
     (checkpoint / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(TritoneError, match="max_position_embeddings: None"):
         resolve.resolve_deployment(Deployment(checkpoint=str(checkpoint), voice=None), tmp_path)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_server_that_does_not_end_is_killed(over: bool, tmp_path: Path) -> None:
+    """At the latest when its time is over; sooner where nothing is left for it to end."""
+    command = ["sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done"]
+    child = ChildProcess(command, dict(os.environ), tmp_path / "log", tmp_path)
+    while (tmp_path / "log").read_text() != "ready\n":
+        time.sleep(0.01)
+    timeout = 20.0 if over else 0.5
+    begun = time.monotonic()
+    assert child.stop(timeout, lambda: over) == -signal.SIGKILL
+    took = time.monotonic() - begun
+    assert (MOMENT_SECONDS if over else timeout) <= took < 5

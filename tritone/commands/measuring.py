@@ -19,6 +19,7 @@ from tritone.deployment import Deployment
 from tritone.errors import bad
 from tritone.supervisor import resolve_deployment
 from tritone.supervisor.resolve import usable_cores
+from tritone.supervisor.run_directory import remove_stale
 from tritone.supervisor.server import STAGE_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write is not None and not arguments.write.absolute().parent.is_dir():
         raise bad("--write", str(arguments.write), "a file in a directory that exists")
     deployment = launch.read_deployment(arguments)
+    remove_stale()
     # As in the processes of a server. OpenMP reads it when torch is loaded.
     os.environ.update(STAGE_ENVIRONMENT)
     from tritone.measure.measure import chosen_deployment, measure

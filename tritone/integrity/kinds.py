@@ -27,5 +27,6 @@ class IntegrityError(TritoneError):
     def __init__(self, kind: str, message: str, code: str | None = None) -> None:
         if kind not in KINDS:
             raise ValueError(f"kind: {kind!r} is unknown; allowed: {', '.join(KINDS)}")
-        super().__init__(f"integrity: {kind}: {message}", code)
+        # A stage that died is being started again: asking once more helps.
+        super().__init__(f"integrity: {kind}: {message}", "UNAVAILABLE" if kind == "epoch" else code)
         self.kind = kind

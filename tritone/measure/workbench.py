@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from tritone.engine.engine import Engine
 from tritone.engine.scheduler import Scheduler
 from tritone.kernels import KV, QuantizedPages
+from tritone.locked_directory import LockedDirectory
 from tritone.models.decoder import Decoder, DecoderConfig, load_decoder, load_kv_scales
 from tritone.pools import BlockPool
 from tritone.pools.pool import torch_view
@@ -48,15 +48,19 @@ class Workbench:
         self.decoders: dict[str, Decoder] = {}
         self._dtype = dtype
         self.page_size = page_size
-        # Not a name that a server that starts would take for a dead server's.
-        self._directory = tempfile.TemporaryDirectory(prefix="measure-", dir="/dev/shm")
+        self._locked = LockedDirectory.make()
         self._made = 0
+
+    @property
+    def directory(self) -> Path:
+        """Where the pools lie; it goes with the process, or is removed by the next start of a server or a measurement."""
+        return self._locked.path
 
     def __enter__(self) -> Workbench:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._directory.cleanup()
+        self._locked.remove()
 
     def load(
         self,
@@ -86,7 +90,7 @@ class Workbench:
         dtype, shape = KV_DTYPES[kv], self.config.page_shape(self.page_size)
         self._made += 1
         name, count = f"pages{self._made}", -(-tokens // self.page_size)
-        pool = BlockPool(Path(self._directory.name), name, count, shape, dtype, ITEM_SIZES[dtype])
+        pool = BlockPool(self.directory, name, count, shape, dtype, ITEM_SIZES[dtype])
         view: torch.Tensor = torch_view(pool.data, dtype, shape)
         page = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(view.dtype)
         view.view(torch.uint8)[:] = page.view(torch.uint8)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,16 @@ import numpy as np
 
 from tritone.deployment import Deployment
 from tritone.errors import InvalidArgument, bad
-from tritone.messages import Event, GenerateRequest
+from tritone.messages import ROLE_OUTPUTS, Event, GenerateRequest, Tensors
 from tritone.options import Options, Role, Sampling, parse_options
 
+OUTPUTS: dict[Role, str] = {role: name for name, role in ROLE_OUTPUTS.items()}
 ROLES = ("system", "user", "assistant", "tool")
 MAX_SPEECH_CHARACTERS = 20_000
+MAX_SPEECH_BYTES = 4 * MAX_SPEECH_CHARACTERS
+JSON_BYTES = 6
+"""The most that JSON takes for a byte of text (``\\u0041``)."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class PreprocessStage:
@@ -32,6 +37,9 @@ class PreprocessStage:
         self.default_max_tokens = deployment.default_max_tokens
         self.stop_ids, self.sampling = _generation_config(directory, self.tokenizer.eos_token_id)
         self.vocabulary = _vocabulary_size(directory, len(self.tokenizer))
+        longest = max(len(token.encode()) for token in self.tokenizer.get_vocab())
+        self.max_bytes = max(self.max_context * longest * JSON_BYTES, MAX_SPEECH_BYTES)
+        """More text than that fits into no context: a look at its size refuses it."""
         self.voices: tuple[str, ...] = ()
         self.default_voice = ""
         if deployment.voice:
@@ -48,9 +56,16 @@ class PreprocessStage:
             draw_seed=lambda: secrets.randbits(63),
         )
 
-    def generate(self, raw: bytes, parameters: Mapping[str, Any], role: Role) -> GenerateRequest:
+    def read(self, role: Role, raw: bytes, parameters: Mapping[str, Any], arrived: float) -> Tensors:
+        """The tensors for the ensemble of ``role``; raises :class:`InvalidArgument`. ``arrived`` in monotonic seconds."""
+        if role == "speech":
+            made = self.speech(raw, parameters, arrived).to_tensors()
+            return {"session": made["session"], OUTPUTS[role]: made["event"]}
+        made = self.generate(raw, parameters, role, arrived).to_tensors()
+        return {"session": made["session"], "ids": made["ids"], OUTPUTS[role]: made["request"]}
+
+    def generate(self, raw: bytes, parameters: Mapping[str, Any], role: Role, created: float) -> GenerateRequest:
         """The request of the ensembles ``chat`` and ``omni``; raises :class:`InvalidArgument`."""
-        created = time.monotonic()
         options = self.options(parameters, role)
         ids = self._ids(raw, options)
         limit = self.max_context - 1
@@ -69,9 +84,8 @@ class PreprocessStage:
         options = Options.from_json({**options.to_json(), "max_tokens": min(wanted, room)})
         return GenerateRequest(new_session(), np.asarray(ids, np.int32), options, stop_ids, created)
 
-    def speech(self, raw: bytes, parameters: Mapping[str, Any]) -> Event:
+    def speech(self, raw: bytes, parameters: Mapping[str, Any], created: float) -> Event:
         """The request of the ensemble ``speech``: the text to speak, as one event."""
-        created = time.monotonic()
         options = self.options(parameters, "speech")
         text = _decode(raw, "text")
         if not text.strip():
@@ -173,9 +187,9 @@ def _decode(raw: bytes, name: str) -> str:
 def _check_characters(text: str, name: str) -> None:
     if "\0" in text:
         raise InvalidArgument(f"{name}: holds a NUL character at {text.index(chr(0))}; allowed: text without NUL")
-    for at, character in enumerate(text):
-        if "\ud800" <= character <= "\udfff":
-            raise InvalidArgument(f"{name}: holds the lone surrogate U+{ord(character):04X} at {at}; allowed: Unicode text")
+    if found := _SURROGATE.search(text):
+        code = f"U+{ord(found[0]):04X}"
+        raise InvalidArgument(f"{name}: holds the lone surrogate {code} at {found.start()}; allowed: Unicode text")
 
 
 def _generation_config(directory: Path, eos: int | None) -> tuple[tuple[int, ...], Sampling]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
+from tritone.errors import TritoneError
+
 Message = TypeVar("Message", contravariant=True)
 
 
@@ -18,3 +20,10 @@ class Reply(Protocol[Message]):
 
     def is_cancelled(self) -> bool:
         """Whether the client was already gone when this request was handed to the stage."""
+
+
+class RefusableReply(Reply[Message], Protocol[Message]):
+    """Of the first stage of an ensemble, before anything streams."""
+
+    def fail(self, error: TritoneError) -> None:
+        """A refusal in place of the first message."""

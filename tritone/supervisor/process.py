@@ -7,10 +7,14 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+POLL_SECONDS = 0.1
+MOMENT_SECONDS = 1.5
+"""Triton looks once a second whether all its models have ended."""
 
 
 class ChildProcess:
@@ -71,10 +75,15 @@ class ChildProcess:
         self._ended.wait(timeout)
         return self.exit_code
 
-    def stop(self, timeout: float) -> int:
-        """SIGTERM; after ``timeout`` seconds SIGKILL. Returns the exit code."""
+    def stop(self, timeout: float, is_over: Callable[[], bool]) -> int:
+        """SIGTERM; SIGKILL after ``timeout`` seconds, or a moment after ``is_over`` said that nothing is left for it to end.
+        Returns the exit code."""
         self._signal(signal.SIGTERM)
-        if self.wait(timeout) is None:
+        deadline = time.monotonic() + timeout
+        while self.wait(POLL_SECONDS) is None and time.monotonic() < deadline:
+            if is_over():
+                deadline = min(deadline, time.monotonic() + MOMENT_SECONDS)
+        if self.exit_code is None:
             self._signal(signal.SIGKILL)
             self._ended.wait()
         code = self.exit_code

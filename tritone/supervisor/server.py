@@ -22,7 +22,7 @@ from tritone.supervisor.backend_directory import build_backend_directory
 from tritone.supervisor.guard import Guard, build_guard
 from tritone.supervisor.installation import PROJECT, Installation, libpython_directory
 from tritone.supervisor.log import failure_reason, loaded_models
-from tritone.supervisor.orphans import end_processes
+from tritone.supervisor.orphans import end_processes, processes_of
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.process import ChildProcess
 from tritone.supervisor.repositories import Repositories, check_repositories
@@ -213,13 +213,13 @@ class Server:
             idle = 0 if control.holds_requests(self._metrics_address) else idle + 1
 
     def stop(self) -> None:
-        """Ends the server (SIGTERM, then SIGKILL once its exit timeout is over) and removes the run directory."""
+        """Ends the server (SIGTERM; SIGKILL once no stage is left or its exit timeout is over) and removes its directory."""
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
         try:
             if self._child is not None:
-                self._child.stop(self.deployment.server.exit_timeout_seconds + 4.0)
+                self._child.stop(self.deployment.server.exit_timeout_seconds + 4.0, self._stages_have_ended)
         finally:
             self._child = None
             if self._guard is not None:
@@ -229,6 +229,11 @@ class Server:
                 end_processes(self._run.path, GRACE_SECONDS)
                 self._run.remove()
                 self._run = None
+
+    def _stages_have_ended(self) -> bool:
+        """Requests leave references to their ensembles behind in Triton, which would wait its whole exit timeout for them."""
+        assert self._child is not None
+        return processes_of(self.run_directory) in ([], [self._child.pid])
 
     def __enter__(self) -> Server:
         return self.start() if self._child is None else self

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tritone.supervisor.run_directory import is_used, run_directories
+from tritone.locked_directory import is_used, locked_directories
+from tritone.processes import SHARED_MEMORY
 from tritone.supervisor.watch import StageState
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ def write_status(server: Server, states: Mapping[str, StageState], unready: set[
     temporary.replace(server.run_directory / FILE)
 
 
-def read_statuses(root: Path | None = None) -> list[dict[str, Any]]:
+def read_statuses(root: Path = SHARED_MEMORY) -> list[dict[str, Any]]:
     """Of all servers of this user whose supervisor lives; ``run_directory`` tells them apart."""
     found = []
-    for path in run_directories(root):
+    for path in locked_directories(root):
         try:
             if is_used(path):
                 found.append({"run_directory": str(path), **json.loads((path / FILE).read_text())})
