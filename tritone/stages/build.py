@@ -101,7 +101,8 @@ def build_engine(
     from tritone.engine.prefix_cache import PrefixCache
     from tritone.engine.scheduler import Scheduler
     from tritone.kernels import KV, QuantizedPages
-    from tritone.models.decoder import load_decoder, load_kv_scales
+    from tritone.models.decoder import key_offsets, load_decoder, load_kv_scales
+    from tritone.text.detokenizer import load_tokenizer
 
     torch.set_num_threads(part.threads)
     assert part.checkpoint is not None
@@ -141,7 +142,12 @@ def build_engine(
     )
     kv: KV = torch_view(pages.data, kv_dtype, shape)
     if part.kv == "fp8":
-        kv = QuantizedPages(torch_view(pages.data, kv_dtype, shape), load_kv_scales(part.checkpoint, config))
+        # Prefill's codes are read by decode, whose weights would give other offsets; so e4m3 pages of prefill have none,
+        # and decode's have none then either: codes are handed over as they are.
+        scales, offsets = load_kv_scales(part.checkpoint, config), None
+        if deployment.prefill.kv != "fp8":
+            offsets = key_offsets(model, load_tokenizer(Path(deployment.checkpoint)), scales)
+        kv = QuantizedPages(torch_view(pages.data, kv_dtype, shape), scales, offsets)
     rows = None
     if handed and deployment.voice == OWN_VOICE:
         held = (page_count(deployment, part), deployment.page_size, config.hidden_size)
