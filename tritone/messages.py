@@ -160,16 +160,21 @@ class BlockRefs:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """A checked request. ``ids`` int32 [T]; ``created`` in seconds of the monotonic clock, the same in all processes."""
+    """A checked request. ``ids`` int32 [T]; ``created`` in seconds of the monotonic clock, the same in all processes.
+
+    ``heard``: what the Talker of an omni checkpoint reads of the prompt (``models/omni/heard.py``), as JSON.
+    """
 
     session: int
     ids: npt.NDArray[np.int32]
     options: Options
     stop_ids: tuple[int, ...]
     created: float
+    heard: dict[str, Any] | None = None
 
     def to_tensors(self) -> Tensors:
         body = {"options": self.options.to_json(), "stop_ids": self.stop_ids, "created": self.created}
+        body |= {"heard": self.heard} if self.heard else {}
         return {"session": _session(self.session), "ids": self.ids, "request": _json(body)}
 
     @classmethod
@@ -181,6 +186,7 @@ class GenerateRequest:
             options=Options.from_json(body["options"]),
             stop_ids=tuple(body["stop_ids"]),
             created=body["created"],
+            heard=body.get("heard"),
         )
 
 
@@ -302,8 +308,8 @@ TERMINAL: frozenset[str] = frozenset({"end", "error", "cancelled"})
 class Event:
     """One event of a session's stream.
 
-    - ``start``: first of every session; ``info`` holds ``options`` and ``created``, and ``only_audio`` where the client gets
-      no text.
+    - ``start``: first of every session; ``info`` holds ``options`` and ``created``, ``only_audio`` where the client gets no
+      text, and ``heard`` where the request has it.
     - ``text``: ``text`` delta; ``hidden`` refers to rows for the Talker, ``rows`` to each (speech requests). The first such
       event brings those of the prompt; the last may have no text.
     - ``speak``: start, text and end in one (the ``speech`` ensemble).
@@ -374,7 +380,8 @@ class Event:
 
 def start_event(request: GenerateRequest) -> Event:
     """The first event of a session: the options its later stages need."""
-    return Event(request.session, "start", info={"options": request.options.to_json(), "created": request.created})
+    info = {"options": request.options.to_json(), "created": request.created}
+    return Event(request.session, "start", info=info | ({"heard": request.heard} if request.heard else {}))
 
 
 def failure_event(session: int, failure: Failure, usage: dict[str, Any] | None = None) -> Event:
