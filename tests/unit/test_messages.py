@@ -29,6 +29,7 @@ from tritone.messages import (
     read_bytes,
     start_event,
 )
+from tritone.models.omni.heard import Heard
 from tritone.options import Options, Sampling
 
 TEXTS = ["", "plain", "naïve ß", "안녕하세요", "👩‍👩‍👧‍👦 🏳️‍🌈", '\x01\n\t"\\', "\u2028\ufeff"]
@@ -152,6 +153,18 @@ def test_frames(count: int) -> None:
     assert after.audio is None
 
 
+@pytest.mark.parametrize("shape", [(0, 16), (1, 1), (9, 16)])
+def test_codes(shape: tuple[int, int]) -> None:
+    codes = np.arange(shape[0] * shape[1]).reshape(shape) * 7
+    tensors = Event(3, "codes", info={"last": True}, codes=codes).to_tensors()
+    assert_fits("talker", tensors, output=True)
+    assert_fits("voicebox", tensors, output=False)
+    after = Event.from_tensors(wire(tensors))
+    assert after.codes is not None and after.codes.dtype == np.int32
+    np.testing.assert_array_equal(after.codes, codes)
+    assert after.info == {"last": True} and after.frames is None
+
+
 @pytest.mark.parametrize("count", [0, 1, 4800])
 def test_audio(count: int) -> None:
     # Every second value of a wider array: not contiguous, and not yet float32.
@@ -167,8 +180,8 @@ def test_audio(count: int) -> None:
 
 def test_the_last_kinds_are_exactly_three() -> None:
     assert {"end", "error", "cancelled"} == TERMINAL
-    kinds = ("beat", "start", "text", "speak", "frames", "audio", "end", "error", "cancelled")
-    assert [Event(1, kind).terminal for kind in kinds] == [False] * 6 + [True] * 3  # type: ignore[arg-type]
+    kinds = ("beat", "start", "text", "speak", "frames", "codes", "audio", "end", "error", "cancelled")
+    assert [Event(1, kind).terminal for kind in kinds] == [False] * 7 + [True] * 3  # type: ignore[arg-type]
 
 
 def test_failures_say_why() -> None:
@@ -248,3 +261,11 @@ def test_each_stage_takes_what_the_one_before_gives() -> None:
         assert required <= given, (before, after)
     assert set(ROLE_OUTPUTS) <= {tensor.name for tensor in STAGES["preprocess"].outputs}
     assert {name for name, spec in STAGES.items() if not spec.decoupled} == {"integrity"}
+
+
+def test_what_is_heard_travels_with_the_hand_over_and_the_first_text() -> None:
+    heard = Heard(19, ((3, 7), (10, 16)), ((12, 14),), 16, ((0, 1), (0, 2), (0, 1)))
+    before = Prefilled(full_request(), 7, handoff(heard=heard))
+    assert Prefilled.from_tensors(wire(before.to_tensors())).handoff == before.handoff
+    event = Event(5, "text", hidden=(refs(),), rows=(20,), heard=heard)
+    assert Event.from_tensors(wire(event.to_tensors())) == event

@@ -419,6 +419,19 @@ def test_copying_rows_releases_and_checks(tmp_path: Path) -> None:
         views.copy_rows(refs, 1)
 
 
+def test_copying_rows_of_several_blocks(tmp_path: Path) -> None:
+    """In the order of the reference, the last block in part."""
+    pool, views = make(tmp_path), Views(tmp_path)
+    blocks = pool.allocate(3)[::-1]
+    values = np.arange(18, dtype=np.float32).reshape(3, *SHAPE)
+    for block, value in zip(blocks, values, strict=True):
+        pool.block(block)[:] = value.view(np.uint8).reshape(-1)
+    rows = views.copy_rows(pool.lend(blocks, 30), 5)
+    np.testing.assert_array_equal(rows.numpy(), values.reshape(6, 3)[:5])
+    pool.collect()
+    assert pool.available == 4
+
+
 def test_torch_sees_the_same_memory(tmp_path: Path) -> None:
     from tritone.pools.pool import torch_view
 

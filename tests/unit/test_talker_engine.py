@@ -96,7 +96,7 @@ class Bench:
         return sequence
 
     def feed(self, sequence: TalkerSequence, rows: torch.Tensor) -> None:
-        sequence.script.feed(rows)
+        sequence.script.feed("", rows)
         self._take(self.engine.arrived(sequence))
 
     def finish(self, sequence: TalkerSequence) -> None:
@@ -295,7 +295,7 @@ def test_a_prompt_that_is_too_long_is_refused(family: str, directory: Path, tmp_
     bench = Bench(family, directory, tmp_path)
     bench.engine.max_length = 40
     sequence = bench.add(1, speech)
-    sequence.script.feed(speech.rows)
+    sequence.script.feed("", speech.rows)
     refused = bench.engine.arrived(sequence)
     assert refused is not None and refused.error is not None and "allowed: 39" in refused.error.message
     assert bench.pages.available == 128

@@ -34,7 +34,7 @@ SINGLE_FRAMES, CHUNK_FRAMES = 8, 4
 class StreamingScript(Script, Protocol):
     """A script that a stage fills."""
 
-    def take(self, text: str, rows: torch.Tensor | None) -> None:
+    def feed(self, text: str, rows: torch.Tensor | None, /) -> None:
         """More of the answer's text, and the Thinker's rows [K, hidden] that came with it."""
 
     def finish(self) -> None:
@@ -181,7 +181,7 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
             state.sequence = self._sequence(event.session, state.options, state.script)
             self._engine.add(state.sequence)
         if event.kind in ("text", "speak"):
-            state.script.take(event.text, told.rows)
+            state.script.feed(event.text, told.rows)
         if is_last(event):
             state.script.finish()
         ended = self._engine.arrived(state.sequence)

@@ -14,8 +14,9 @@ from tritone.models.omni.heard import Heard
 class StreamedScript(ABC):
     """A ``Script``: with every frame goes one token of the answer, then the text's end, then pads.
 
-    ``feed`` takes the Thinker's rows [K, thinker hidden], one for each of its tokens, the prompt's first, in any pieces;
-    ``finish`` says that the answer's last has come. ``end`` and ``pad`` [width] are what goes with frames after the text.
+    ``feed`` takes the Thinker's rows [K, thinker hidden], one for each of its tokens, the prompt's first, in any pieces (the
+    text itself is not looked at); ``finish`` says that the answer's last has come. ``end`` and ``pad`` [width] are what goes
+    with frames after the text.
     """
 
     def __init__(self, heard: Heard, dtype: torch.dtype, end: Tensor, pad: Tensor) -> None:
@@ -43,7 +44,9 @@ class StreamedScript(ABC):
         """The first rows of the sequence, [P, width]; asked once, when there is a first text."""
 
     @torch.inference_mode()
-    def feed(self, rows: Tensor) -> None:
+    def feed(self, text: str, rows: Tensor | None) -> None:
+        if rows is None:
+            return
         rows = rows.to(self._dtype)
         if self._missing:
             prompt, rows = rows[: self._missing], rows[self._missing :]
@@ -54,11 +57,6 @@ class StreamedScript(ABC):
                 self._pieces = []
         if len(rows):
             self.texts += self.told(rows)
-
-    def take(self, text: str, rows: Tensor | None) -> None:
-        """More of the answer: the rows alone count."""
-        if rows is not None:
-            self.feed(rows)
 
     def finish(self) -> None:
         self._ended = True
