@@ -11,10 +11,10 @@ import pytest
 import transformers
 
 from tests.omni_cascade import WORDS, expected, inputs, message, written
+from tests.omni_processor import reference_processor
 from tests.server.helpers import Answer, Request, Scrape, ask, ask_together, generate, http_get, refusal, wait_idle
 from tests.talker_reference import SPEAKER, Reference
 from tests.unit.media_files import noise, pixels
-from tests.unit.test_omni_media import reference_processor
 from tritone.cache import default_cache
 from tritone.models.omni.voicebox.loading import load_voicebox
 from tritone.supervisor import Server, resolve_deployment

@@ -12,9 +12,9 @@ import pytest
 import transformers
 
 from tests.omni_cascade import WORDS, Stages, expected, inputs, message, written
+from tests.omni_processor import reference_processor
 from tests.talker_reference import SPEAKER, Reference
 from tests.unit.media_files import noise, pixels
-from tests.unit.test_omni_media import reference_processor
 from tritone.cache import default_cache
 from tritone.models.omni.voicebox.loading import load_voicebox
 from tritone.supervisor import resolve_deployment

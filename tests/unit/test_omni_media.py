@@ -13,12 +13,13 @@ import transformers
 from media_files import noise, pixels
 from PIL import Image
 
+from tests.omni_processor import reference_processor
 from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
 from tritone.errors import InvalidArgument
 from tritone.media.audio import AudioClip
 from tritone.media.features import MediaFeatures
 from tritone.media.images import Picture
-from tritone.models.omni.extractors import feature_extractor, image_processor
+from tritone.models.omni.extractors import image_processor
 from tritone.models.omni.processor import OmniProcessor
 from tritone.models.omni.prompt import MediaPrompt
 from tritone.models.omni.towers import Towers
@@ -51,20 +52,6 @@ class Checkpoint(NamedTuple):
     reference: Any
     processor: OmniProcessor
     towers: Towers
-
-
-def reference_processor(cls: Any, directory: Path) -> Any:
-    """The processor of transformers, which without torchvision refuses its video part: it gets another and is not asked."""
-
-    class Unchecked(cls):  # type: ignore[misc]
-        def check_argument_for_proper_class(self, name: str, argument: Any) -> None:
-            pass
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    images, extractor = image_processor(directory), feature_extractor(directory)
-    # Qwen2.5's pads every audio to this: 40 s instead of 300 are quicker, and as long as it is silence no value changes.
-    extractor.n_samples = 40 * RATE
-    return Unchecked(images, images, extractor, tokenizer, chat_template=tokenizer.chat_template)
 
 
 @functools.cache
