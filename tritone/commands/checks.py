@@ -146,7 +146,8 @@ def pool_bytes(deployment: Deployment) -> int | None:
     from tritone.supervisor import resolve_deployment
 
     cache = default_cache()
-    names = [deployment.checkpoint] + ([deployment.voice] if deployment.voice else [])
+    voice = None if deployment.voice == OWN_VOICE else deployment.voice
+    names = [deployment.checkpoint, *([voice] if voice else [])]
     if not all(is_prepared(name, cache) for name in names):
         return None
     try:
