@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 HIDDEN = 128
 VOCABULARY = 640
@@ -62,6 +63,22 @@ def make_tokenizer(specials: list[str], extra: dict[str, str], audio: str, image
     return made
 
 
+def _save_processor(directory: Path, kind: str, **image: Any) -> None:
+    """``processor_config.json`` as the processor ``kind`` writes it, which itself needs torchvision."""
+    edges = {"shortest_edge": 56 * 56, "longest_edge": 448 * 448}
+    parts: dict[str, Any] = {
+        "feature_extractor": transformers.WhisperFeatureExtractor(
+            feature_size=128, sampling_rate=16000, hop_length=160, chunk_length=300, n_fft=400, return_attention_mask=True
+        ).to_dict(),
+        "image_processor": Qwen2VLImageProcessorPil(size=edges, temporal_patch_size=2, merge_size=2, **image).to_dict()
+        | {"image_processor_type": "Qwen2VLImageProcessor"},
+        "video_processor": {"video_processor_type": "Qwen2VLVideoProcessor", "temporal_patch_size": 2, "merge_size": 2}
+        | image,
+        "processor_class": kind,
+    }
+    (directory / "processor_config.json").write_text(json.dumps(parts, indent=2))
+
+
 def _ids(tokenizer: Any, *names: str) -> list[int]:
     return list(tokenizer.convert_tokens_to_ids(list(names)))
 
@@ -84,7 +101,7 @@ def _random(cls: Any, config: Any, dtype: torch.dtype) -> Any:
 
 
 def make_qwen3_omni(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """``Qwen3OmniMoeForConditionalGeneration``; gives the model that was saved. No processor files but the tokenizer's."""
+    """``Qwen3OmniMoeForConditionalGeneration``; gives the model that was saved."""
     hidden, talker_hidden, groups, codebook = HIDDEN, 96, 4, 64
     first, speaker = codebook + 1, codebook + 11
     extra = {"image_token": "<|image_pad|>", "audio_token": "<|audio_pad|>", "video_token": "<|video_pad|>",
@@ -141,11 +158,12 @@ def make_qwen3_omni(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     model.generation_config.eos_token_id = turn_end
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    _save_processor(directory, "Qwen3OmniMoeProcessor", patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
     return model
 
 
 def make_qwen25_omni(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """``Qwen2_5OmniForConditionalGeneration``; gives the model that was saved. No processor files but the tokenizer's."""
+    """``Qwen2_5OmniForConditionalGeneration``; gives the model that was saved."""
     hidden, codes, code_pad = HIDDEN, 256, 257
     extra = {"image_token": "<|IMAGE|>", "audio_token": "<|AUDIO|>", "video_token": "<|VIDEO|>",
              "vision_bos_token": "<|vision_bos|>", "vision_eos_token": "<|vision_eos|>",
@@ -193,6 +211,7 @@ def make_qwen25_omni(directory: Path, dtype: torch.dtype = torch.float32) -> Any
     model.generation_config.eos_token_id = turn_end
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    _save_processor(directory, "Qwen2_5OmniProcessor", patch_size=14)
     draw = torch.Generator().manual_seed(1)
     speakers = {
         name: {"cond": torch.randn(1, 16, generator=draw), "ref_mel": torch.randn(1, 60, 80, generator=draw),

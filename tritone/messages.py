@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tritone.errors import InvalidArgument
+from tritone.media.features import MediaFeatures
 from tritone.options import Options
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -55,6 +56,7 @@ class StageSpec:
 _SESSION = TensorSpec("session", "UINT64", (1,))
 _IDS = TensorSpec("ids", "INT32", (-1,))
 _REQUEST = TensorSpec("request", "STRING", (1,))
+_MEDIA = TensorSpec("media", "UINT8", (-1,), optional=True)
 _HANDOFF = TensorSpec("handoff", "STRING", (1,))
 _REPORT = TensorSpec("report", "STRING", (1,), optional=True)
 _EVENT = TensorSpec("event", "STRING", (1,))
@@ -67,13 +69,13 @@ STAGES: dict[str, StageSpec] = {
         StageSpec(
             "preprocess",
             (TensorSpec("messages", "STRING", (1,)),),
-            # Which of the last three an ensemble asks for says which ensemble it is (see ROLE_OUTPUTS).
+            # Which of chat_request, omni_request and speech_event an ensemble asks for says which it is (see ROLE_OUTPUTS).
             (_SESSION, _IDS, TensorSpec("chat_request", "STRING", (1,)), TensorSpec("omni_request", "STRING", (1,)),
-             TensorSpec("speech_event", "STRING", (1,))),
+             TensorSpec("speech_event", "STRING", (1,)), _MEDIA),
             # For its queue alone: it answers once.
             decoupled=True,
         ),
-        StageSpec("prefill", (_SESSION, _IDS, _REQUEST), (_SESSION, _IDS, _REQUEST, _HANDOFF), decoupled=True),
+        StageSpec("prefill", (_SESSION, _IDS, _REQUEST, _MEDIA), (_SESSION, _IDS, _REQUEST, _HANDOFF), decoupled=True),
         # All optional, so that a client can ask for the report alone; an ensemble maps the others.
         StageSpec(
             "integrity",
@@ -159,27 +161,49 @@ class BlockRefs:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """A checked request. ``ids`` int32 [T]; ``created`` in seconds of the monotonic clock, the same in all processes."""
+    """A checked request. ``ids`` int32 [T]; ``created`` in seconds of the monotonic clock, the same in all processes.
+
+    ``audio_tokens`` and ``image_tokens`` of the ids stand for ``media``, which goes to prefill and no further.
+    """
 
     session: int
     ids: npt.NDArray[np.int32]
     options: Options
     stop_ids: tuple[int, ...]
     created: float
+    audio_tokens: int = 0
+    image_tokens: int = 0
+    media: MediaFeatures | None = None
 
     def to_tensors(self) -> Tensors:
-        body = {"options": self.options.to_json(), "stop_ids": self.stop_ids, "created": self.created}
+        """All but the media, which are :meth:`media_tensor`."""
+        body = {
+            "options": self.options.to_json(),
+            "stop_ids": self.stop_ids,
+            "created": self.created,
+            "audio_tokens": self.audio_tokens,
+            "image_tokens": self.image_tokens,
+            "media": self.media.layout() if self.media else None,
+        }
         return {"session": _session(self.session), "ids": self.ids, "request": _json(body)}
+
+    def media_tensor(self) -> npt.NDArray[np.uint8]:
+        """Empty without media: an ensemble's step waits for every tensor it maps."""
+        return self.media.pack() if self.media else np.zeros(0, np.uint8)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> GenerateRequest:
         body = _load(tensors, "request")
+        media = tensors.get("media")
         return cls(
             session=int(tensors["session"][0]),
             ids=tensors["ids"].astype(np.int32, copy=False),
             options=Options.from_json(body["options"]),
             stop_ids=tuple(body["stop_ids"]),
             created=body["created"],
+            audio_tokens=body["audio_tokens"],
+            image_tokens=body["image_tokens"],
+            media=MediaFeatures.unpack(body["media"], media) if body["media"] and media is not None else None,
         )
 
 

@@ -1,4 +1,4 @@
-"""preprocess: messages and options -> token ids, or the text to speak."""
+"""preprocess: messages and options -> token ids and media, or the text to speak."""
 
 import triton_python_backend_utils as pb_utils
 

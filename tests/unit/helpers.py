@@ -14,7 +14,7 @@ from tritone.errors import TritoneError
 from tritone.messages import STAGES, BlockRefs, GenerateRequest, Handoff, TokenInfo
 from tritone.options import Options
 
-NUMPY_TYPES = {"UINT64": np.uint64, "INT32": np.int32, "FP32": np.float32, "STRING": np.object_}
+NUMPY_TYPES = {"UINT64": np.uint64, "INT32": np.int32, "UINT8": np.uint8, "FP32": np.float32, "STRING": np.object_}
 
 MARKUP = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

@@ -12,6 +12,7 @@ from tritone.messages import TokenInfo
 from tritone.stages.answer import Answer
 
 END = 2
+PROMPT = {"prompt_tokens": 4, "prompt_audio_tokens": 0, "prompt_image_tokens": 0}
 
 
 def answer(
@@ -38,7 +39,7 @@ def test_the_end_token_ends_the_answer() -> None:
     tokens = [*encode("The dog sleeps."), END]
     assert "".join(feed(made, tokens)) == "The dog sleeps."
     assert made.finish_reason == "stop"
-    assert made.usage() == {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": len(tokens)}
+    assert made.usage() == {**PROMPT, "cached_tokens": 0, "completion_tokens": len(tokens)}
 
 
 def test_any_of_several_end_tokens() -> None:
@@ -161,7 +162,7 @@ def test_the_end_says_reason_usage_and_timings() -> None:
     info = made.end_info(now=52.5)
     assert info == {
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 4, "cached_tokens": 3, "completion_tokens": made.tokens},
+        "usage": {**PROMPT, "cached_tokens": 3, "completion_tokens": made.tokens},
         "timings": {"queue": 0.25, "prefill": 0.5, "decode": 2.5},
     }
     json.dumps(info)

@@ -60,7 +60,8 @@ def test_requests_of_all_ensembles_are_answered_in_order(stage: SlowStage) -> No
     for reply, output in zip(replies, ("chat_request", "omni_request", "speech_event"), strict=True):
         (tensors,) = reply.wait()
         table = {tensor.name for tensor in STAGES["preprocess"].outputs}
-        assert set(tensors) == {"session", "ids", output} & table - ({"ids"} if output == "speech_event" else set())
+        prompt = set() if output == "speech_event" else {"ids", "media"}
+        assert set(tensors) == ({"session", output} | prompt) & table
     assert [tensors is reply.messages[0] for tensors, reply in zip(log, replies, strict=True)] == [True] * 3
     request = GenerateRequest.from_tensors({**log[0], "request": log[0]["chat_request"]})
     assert before <= request.created <= submitted, "it counts from its arrival, not from its turn"
@@ -77,7 +78,7 @@ def test_a_request_that_cannot_be_read_fails_alone(stage: SlowStage) -> None:
     intake.submit("chat", b"hello", {}, fine)
     assert str(broken.wait()[0]) == "INTERNAL: preprocess: ZeroDivisionError('by zero')"
     assert str(wrong.wait()[0]).startswith("INVALID_ARGUMENT: temperature: 3 is not allowed")
-    assert set(fine.wait()[0]) == {"session", "ids", "chat_request"}
+    assert set(fine.wait()[0]) == {"session", "ids", "media", "chat_request"}
     intake.stop()
 
 
@@ -112,7 +113,7 @@ def test_nobody_waits_longer_than_a_tenth_of_the_longest_wait(stage: SlowStage) 
     assert 0.5 * allowed / READ_SECONDS < len(taken) < 1.5 * allowed / READ_SECONDS
     assert refused[0].startswith("max_wait_seconds: about ") and refused[0].endswith("; try again in 1 s")
     for _, reply in taken:
-        assert set(reply.wait()[0]) == {"session", "ids", "chat_request"}
+        assert set(reply.wait()[0]) == {"session", "ids", "media", "chat_request"}
     assert time.monotonic() - begun < 2 * allowed
     wait_until(lambda: waiting(metrics) == 0)
     late = FakeReply()

@@ -14,7 +14,8 @@ from helpers import byte_level_tokenizer
 from tritone.deployment import Deployment
 from tritone.errors import InvalidArgument
 from tritone.options import Options, Sampling
-from tritone.stages.preprocess import MAX_SPEECH_CHARACTERS, PreprocessStage, new_session, parse_messages
+from tritone.stages.preprocess import MAX_SPEECH_CHARACTERS, PreprocessStage, new_session
+from tritone.text.chat import parse_messages
 
 CONTEXT = 96
 CREATED = 12.5

@@ -65,8 +65,11 @@ class Answer:
         }
 
     def usage(self) -> dict[str, Any]:
+        request = self.request
         return {
-            "prompt_tokens": len(self.request.ids),
+            "prompt_tokens": len(request.ids),
+            "prompt_audio_tokens": request.audio_tokens,
+            "prompt_image_tokens": request.image_tokens,
             "cached_tokens": self.handoff.cached_tokens,
             "completion_tokens": self.tokens,
         }

@@ -3,43 +3,52 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tritone.deployment import Deployment
 from tritone.errors import InvalidArgument, bad
+from tritone.media.features import Expanded
 from tritone.messages import ROLE_OUTPUTS, Event, GenerateRequest, Tensors
+from tritone.models.omni.families import FAMILIES
 from tritone.options import Options, Role, Sampling, parse_options
+from tritone.text.chat import decode_text, parse_messages
+
+if TYPE_CHECKING:
+    from tritone.media.parts import Medium
+    from tritone.models.omni.processor import OmniProcessor
 
 OUTPUTS: dict[Role, str] = {role: name for name, role in ROLE_OUTPUTS.items()}
-ROLES = ("system", "user", "assistant", "tool")
 MAX_SPEECH_CHARACTERS = 20_000
 MAX_SPEECH_BYTES = 4 * MAX_SPEECH_CHARACTERS
+MAX_MEDIA_BYTES = 1_000_000_000
+"""Half an hour of stereo at 48 kHz in float32, as base64, and some images."""
 JSON_BYTES = 6
 """The most that JSON takes for a byte of text (``\\u0041``)."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class PreprocessStage:
-    """Chat template, tokenization and option checks, from the checkpoint's own files."""
+    """Chat template, tokenization, media and option checks, from the checkpoint's own files."""
 
     def __init__(self, deployment: Deployment) -> None:
         from transformers import AutoTokenizer
 
         directory = Path(deployment.checkpoint)
-        self.tokenizer = AutoTokenizer.from_pretrained(directory)
+        config = json.loads((directory / "config.json").read_text())
+        self._omni = _omni(directory, config)
+        self.tokenizer = self._omni.tokenizer if self._omni else AutoTokenizer.from_pretrained(directory)
         self.max_context = deployment.max_context
         self.default_max_tokens = deployment.default_max_tokens
         self.stop_ids, self.sampling = _generation_config(directory, self.tokenizer.eos_token_id)
-        self.vocabulary = _vocabulary_size(directory, len(self.tokenizer))
+        self.vocabulary = _vocabulary_size(config, len(self.tokenizer))
         longest = max(len(token.encode()) for token in self.tokenizer.get_vocab())
-        self.max_bytes = max(self.max_context * longest * JSON_BYTES, MAX_SPEECH_BYTES)
-        """More text than that fits into no context: a look at its size refuses it."""
+        text = max(self.max_context * longest * JSON_BYTES, MAX_SPEECH_BYTES)
+        self.max_bytes = text + MAX_MEDIA_BYTES if self._omni else text
+        """More than that fits into no context: a look at its size refuses it."""
         self.voices: tuple[str, ...] = ()
         self.default_voice = ""
         if deployment.voice:
@@ -61,33 +70,48 @@ class PreprocessStage:
         if role == "speech":
             made = self.speech(raw, parameters, arrived).to_tensors()
             return {"session": made["session"], OUTPUTS[role]: made["event"]}
-        made = self.generate(raw, parameters, role, arrived).to_tensors()
-        return {"session": made["session"], "ids": made["ids"], OUTPUTS[role]: made["request"]}
+        request = self.generate(raw, parameters, role, arrived)
+        tensors = request.to_tensors()
+        return {
+            "session": tensors["session"],
+            "ids": tensors["ids"],
+            OUTPUTS[role]: tensors["request"],
+            "media": request.media_tensor(),
+        }
 
     def generate(self, raw: bytes, parameters: Mapping[str, Any], role: Role, created: float) -> GenerateRequest:
         """The request of the ensembles ``chat`` and ``omni``; raises :class:`InvalidArgument`."""
         options = self.options(parameters, role)
-        ids = self._ids(raw, options)
-        limit = self.max_context - 1
-        if len(ids) > limit:
+        prompt, media = self._prompt(raw, options)
+        count, limit = len(prompt.ids), self.max_context - 1
+        if count > limit:
             raise InvalidArgument(
-                f"messages: the prompt has {len(ids)} tokens; allowed: at most {limit} "
+                f"messages: the prompt has {count} tokens; allowed: at most {limit} "
                 f"(the context of {self.max_context} tokens less one for the answer)"
             )
-        if not ids:
+        if not count:
             raise InvalidArgument("messages: the prompt has 0 tokens; allowed: at least 1")
-        room = self.max_context - len(ids)
+        room = self.max_context - count
         wanted = options.max_tokens or self.default_max_tokens or room
         if options.max_tokens > self.max_context:
             raise bad("max_tokens", options.max_tokens, f"integer 1 to {self.max_context} (the context length)")
         stop_ids = () if options.ignore_eos else self.stop_ids
         options = Options.from_json({**options.to_json(), "max_tokens": min(wanted, room)})
-        return GenerateRequest(new_session(), np.asarray(ids, np.int32), options, stop_ids, created)
+        return GenerateRequest(
+            new_session(),
+            prompt.ids,
+            options,
+            stop_ids,
+            created,
+            prompt.audio_tokens,
+            prompt.image_tokens,
+            self._omni.features(media) if self._omni and media else None,
+        )
 
     def speech(self, raw: bytes, parameters: Mapping[str, Any], created: float) -> Event:
         """The request of the ensemble ``speech``: the text to speak, as one event."""
         options = self.options(parameters, "speech")
-        text = _decode(raw, "text")
+        text = decode_text(raw, "text")
         if not text.strip():
             raise bad("text", text, "text that is not empty")
         if len(text) > MAX_SPEECH_CHARACTERS:
@@ -95,22 +119,28 @@ class PreprocessStage:
         info = {"options": options.to_json(), "created": created, "only_audio": True}
         return Event(new_session(), "speak", text=text, info=info)
 
-    def _ids(self, raw: bytes, options: Options) -> list[int]:
-        text = _decode(raw, "messages")
+    def _prompt(self, raw: bytes, options: Options) -> tuple[Expanded, Sequence[Medium]]:
+        """The prompt's ids and its media, decoded; only from their sizes yet, since a prompt may be too long."""
+        ids, media = self._ids(raw, options)
+        return (self._omni.expand(ids, media) if self._omni else Expanded(np.asarray(ids, np.int32))), media
+
+    def _ids(self, raw: bytes, options: Options) -> tuple[list[int], Sequence[Medium]]:
+        text = decode_text(raw, "messages")
         if options.input_format == "token_ids":
-            return self._given_ids(text)
+            return self._given_ids(text), ()
         if options.input_format == "text":
             if options.tools:
                 raise InvalidArgument("tools: not allowed with input_format 'text'; allowed: input_format 'chat'")
-            return list(self.tokenizer.encode(text))
-        messages = parse_messages(text)
+            return list(self.tokenizer.encode(text)), ()
+        parts = self._omni.parts() if self._omni else None
+        messages = parse_messages(text, parts)
         try:
             encoded: Any = self.tokenizer.apply_chat_template(
                 messages, tools=list(options.tools) or None, add_generation_prompt=True, tokenize=True, return_dict=True
             )
         except Exception as error:  # templates are code of the checkpoint and raise what they like
             raise InvalidArgument(f"messages: refused by the checkpoint's chat template: {error}") from None
-        return list(encoded["input_ids"])
+        return list(encoded["input_ids"]), parts.media if parts else ()
 
     def _given_ids(self, text: str) -> list[int]:
         allowed = f"a JSON list of integers 0 to {self.vocabulary - 1}"
@@ -131,65 +161,13 @@ def new_session() -> int:
     return secrets.randbelow(2**63 - 1) + 1
 
 
-def parse_messages(text: str) -> list[dict[str, Any]]:
-    """Plain text is one user message; text that starts with ``[`` or ``{`` must be JSON messages."""
-    if not text.strip():
-        raise bad("messages", text, "a question as text, or a JSON list of messages")
-    if text.lstrip()[0] not in "[{":
-        return [{"role": "user", "content": text}]
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(
-            f"messages: starts with {text.lstrip()[0]!r} but is not JSON ({error}); to ask such a text, send it as "
-            '[{"role": "user", "content": "..."}]'
-        ) from None
-    if isinstance(messages, dict):
-        messages = [messages]
-    if not messages:
-        raise bad("messages", messages, "at least one message")
-    for number, message in enumerate(messages):
-        _check_message(f"messages[{number}]", message)
-    if messages[-1]["role"] == "assistant":
-        raise bad(f"messages[{len(messages) - 1}].role", "assistant", "the last message is of user, tool or system")
-    return list(messages)
+def _omni(directory: Path, config: Mapping[str, Any]) -> OmniProcessor | None:
+    """What reads audio and images, for a checkpoint that takes them."""
+    if config.get("model_type") not in FAMILIES:
+        return None
+    from tritone.models.omni.processor import OmniProcessor
 
-
-def _check_message(name: str, message: Any) -> None:
-    if not isinstance(message, dict):
-        raise bad(name, message, 'an object such as {"role": "user", "content": "..."}')
-    role = message.get("role")
-    if role not in ROLES:
-        raise bad(f"{name}.role", role, ", ".join(ROLES))
-    content = message.get("content")
-    if role == "assistant" and message.get("tool_calls"):
-        return
-    if isinstance(content, list):
-        for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else part
-                raise bad(f"{name}.content", kind, "text, or a list of parts of type text (this checkpoint takes text only)")
-        message["content"] = content = "".join(part["text"] for part in content)
-    if not isinstance(content, str) or not content.strip():
-        raise bad(f"{name}.content", content, "text that is not empty")
-    _check_characters(content, f"{name}.content")
-
-
-def _decode(raw: bytes, name: str) -> str:
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{name}: not UTF-8 at byte {error.start}; allowed: UTF-8 text") from None
-    _check_characters(text, name)
-    return text
-
-
-def _check_characters(text: str, name: str) -> None:
-    if "\0" in text:
-        raise InvalidArgument(f"{name}: holds a NUL character at {text.index(chr(0))}; allowed: text without NUL")
-    if found := _SURROGATE.search(text):
-        code = f"U+{ord(found[0]):04X}"
-        raise InvalidArgument(f"{name}: holds the lone surrogate {code} at {found.start()}; allowed: Unicode text")
+    return OmniProcessor(directory)
 
 
 def _generation_config(directory: Path, eos: int | None) -> tuple[tuple[int, ...], Sampling]:
@@ -205,6 +183,6 @@ def _generation_config(directory: Path, eos: int | None) -> tuple[tuple[int, ...
     return stop_ids, Sampling(**values)
 
 
-def _vocabulary_size(directory: Path, otherwise: int) -> int:
-    config = json.loads((directory / "config.json").read_text())
-    return int(config.get("vocab_size", otherwise))
+def _vocabulary_size(config: Mapping[str, Any], otherwise: int) -> int:
+    text = config.get("thinker_config", {}).get("text_config", config)
+    return int(text.get("vocab_size", otherwise))
