@@ -17,9 +17,10 @@ from tests.server.reference import prose
 from tests.server.serving import PAGE_SIZE, make_deployment
 from tritone.deployment import Deployment
 from tritone.kernels import QuantizedPages
-from tritone.models.decoder import Batch, Decoder, load_decoder, load_kv_scales
+from tritone.models.decoder import Batch, Decoder, key_offsets, load_decoder, load_kv_scales
 from tritone.sizes import token_bytes
 from tritone.supervisor import Server
+from tritone.text.detokenizer import load_tokenizer
 
 PROMPT, FORCED = 77, 512
 POOL_BYTES = 200 << 20
@@ -39,12 +40,12 @@ QUESTIONS = (
 class Pages:
     """One sequence's pages of a kind, computed chunk by chunk or token by token."""
 
-    def __init__(self, model: Decoder, count: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: Decoder, count: int, dtype: torch.dtype, offsets: torch.Tensor | None = None) -> None:
         shape = (count, *model.config.page_shape(PAGE_SIZE))
         self.model, self.table = model, torch.arange(count, dtype=torch.int32)[None]
         if dtype == torch.float8_e4m3fn:
             codes = torch.zeros(shape, dtype=torch.uint8).view(dtype)
-            self.kv: Any = QuantizedPages(codes, torch.ones(model.config.layers, 2, model.config.kv_heads))
+            self.kv: Any = QuantizedPages(codes, torch.ones(model.config.layers, 2, model.config.kv_heads), offsets)
         else:
             self.kv = torch.zeros(shape, dtype=dtype)
 
@@ -57,15 +58,22 @@ class Pages:
         return self.model.logits(hidden).log_softmax(-1)
 
 
+def offsets_of(model: Decoder, deployment: Deployment) -> torch.Tensor:
+    """What decode's keys lack when its decoder is ``model``."""
+    scales = load_kv_scales(deployment.checkpoint, model.config)
+    assert torch.equal(scales.unique(), torch.ones(1))
+    return key_offsets(model, load_tokenizer(Path(deployment.checkpoint)), scales)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_teacher_forced_decode_stays_near_one_shot_prefill(deployment: Deployment, tokenizer: Any, dtype: torch.dtype) -> None:
     model = load_decoder(deployment.checkpoint, dtype)
-    assert torch.equal(load_kv_scales(deployment.checkpoint, model.config).unique(), torch.ones(1))
+    offsets = offsets_of(model, deployment)
     ids = tokenizer.encode(prose(5, 60))[: PROMPT + FORCED]
     count = -(-len(ids) // PAGE_SIZE)
     assert len(ids) == PROMPT + FORCED
     expected = Pages(model, count, dtype).forward(ids, 0)[PROMPT - 1 :]
-    prefill, decode = Pages(model, count, dtype), Pages(model, count, torch.float8_e4m3fn)
+    prefill, decode = Pages(model, count, dtype), Pages(model, count, torch.float8_e4m3fn, offsets)
     prefill.forward(ids[:PROMPT], 0)
     pages = range(-(-PROMPT // PAGE_SIZE))
     assert model.kernels.convert_pages(prefill.kv, pages, decode.kv, pages, PROMPT) is None
@@ -148,9 +156,10 @@ def test_quantised_weights_serve_what_they_compute() -> None:
     with Server(deployment) as server:
         served = ask_together(server, "chat", [(json.dumps(prompt), options) for prompt in prompts])
     first, second = (load_decoder(deployment.checkpoint, weights=weights) for weights in ("fp8", "int8"))
+    offsets = offsets_of(second, deployment)
     for prompt, answer in zip(prompts, served, strict=True):
         count = -(-(len(prompt) + 16) // PAGE_SIZE)
-        prefill, decode = Pages(first, count, torch.bfloat16), Pages(second, count, torch.float8_e4m3fn)
+        prefill, decode = Pages(first, count, torch.bfloat16), Pages(second, count, torch.float8_e4m3fn, offsets)
         tokens = [*prompt, int(prefill.forward(prompt, 0)[-1].argmax())]
         pages = range(-(-len(prompt) // PAGE_SIZE))
         assert first.kernels.convert_pages(prefill.kv, pages, decode.kv, pages, len(prompt)) is None

@@ -125,10 +125,18 @@ def test_infinite_keys_saturate(kernels: Kernels, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", ACTIVATIONS)
-@pytest.mark.parametrize(("head_dim", "normed"), [(64, False), (80, True), (128, True), (20, False)])
-def test_rope_append_writes_codes(kernels: Kernels, dtype: torch.dtype, head_dim: int, normed: bool) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "normed", "centred"),
+    [(64, False, False), (64, False, True), (80, True, True), (128, True, False), (20, False, True)],
+)
+def test_rope_append_writes_codes(
+    kernels: Kernels, dtype: torch.dtype, head_dim: int, normed: bool, centred: bool
+) -> None:
     p = paged([31, 32, 33, 40], [1, 1, 1, 7], 2, head_dim, 32, torch.float32)
     kv = quantized(p)
+    offsets = 20 * torch.randn(kv.shape[1], 2, head_dim)
+    if centred:
+        kv = QuantizedPages(kv.codes, kv.scales, offsets)
     before = code_bytes(kv).clone()
     qkv = 30 * torch.randn(10, 3 * 2 + 4, head_dim).to(dtype)
     qkv[4, 9, :10] = torch.tensor(SPECIAL)
@@ -143,7 +151,8 @@ def test_rope_append_writes_codes(kernels: Kernels, dtype: torch.dtype, head_dim
     wide = {torch.float32: 0.0, torch.bfloat16: 2**-8}[dtype] * plain[:, :6].float().abs().max()
     assert float((qkv[:, :6].float() - mixed_queries(plain[:, :6])).abs().max()) <= 1.5 * wide + 1e-3
     page, offset = p.slots // 32, p.slots % 32
-    for half, rows in ((0, mixed_keys(qkv[:, 6:8])), (1, qkv[:, 8:])):
+    keys = qkv[:, 6:8].float() - offsets[1] if centred else qkv[:, 6:8]
+    for half, rows in ((0, mixed_keys(keys)), (1, qkv[:, 8:])):
         found = kv.codes.view(torch.uint8)[page, 1, half, :, offset].view(E4M3).float()
         assert torch.equal(found.double(), nearest(rows.float() / kv.scales[1, half, :, None]))
     after = code_bytes(kv).clone()
@@ -207,6 +216,26 @@ def test_a_nan_reaches_its_own_sequence_alone(kernels: Kernels, pages: str, dtyp
     assert not found[:, :2].isnan().any(), "the other head's queries never met it"
 
 
+def test_offsets_leave_attention_as_it_is_and_spare_error(kernels: Kernels) -> None:
+    """Keys that have a large constant in common: attention over float32 pages is the measure."""
+    p = paged([40, 90], [40, 90], 2, 64, 16, torch.float32)
+    offsets = 4 * torch.randn(2, 2, 64)
+    plain = torch.randn(130, 8, 64)
+    plain[:, 4:6] += offsets[0]
+    rope = RopeTable(torch.ones(128, 32), torch.zeros(128, 32))
+    empty = quantized(p).codes.view(torch.uint8).zero_().view(E4M3)
+    scales = torch.ones(empty.shape[1], 2, 2)
+    offsets = offsets[:1].repeat(empty.shape[1], 1, 1)
+    pools = (torch.zeros_like(p.kv), QuantizedPages(empty.clone(), scales), QuantizedPages(empty.clone(), scales, offsets))
+    found = []
+    for kv in pools:
+        qkv = plain.clone()
+        kernels.rope_append(qkv, p.positions, p.slots, rope, kv, 0)
+        found.append(kernels.paged_attention(qkv[:, :4], kv, 0, p.table, p.starts, p.contexts, 0.125))
+    errors = [float((one - found[0]).square().mean().sqrt()) for one in found[1:]]
+    assert errors[1] < 0.04 and errors[1] < 0.5 * errors[0]
+
+
 def test_attention_never_reads_past_the_context(native_kernels: NativeKernels) -> None:
     p = paged([21], [1], 2, 64, 32, torch.float32)
     kv = quantized(p)
@@ -221,8 +250,9 @@ def test_attention_never_reads_past_the_context(native_kernels: NativeKernels) -
 def make_pool(kind: str, count: int) -> torch.Tensor | QuantizedPages:
     """Pages [count, 2, 2, 3, 16, 20] of random numbers."""
     values = 3 * torch.randn(count, 2, 2, 3, 16, 20)
-    if kind == "e4m3":
-        return quantized(Paged(values, *[torch.empty(0)] * 5))
+    if kind in ("e4m3", "centred"):
+        kv = quantized(Paged(values, *[torch.empty(0)] * 5))
+        return QuantizedPages(kv.codes, kv.scales, torch.randn(2, 3, 20)) if kind == "centred" else kv
     return values.to(torch.bfloat16 if kind == "bf16" else torch.float32)
 
 
@@ -232,7 +262,21 @@ def numbers_of(pool: torch.Tensor | QuantizedPages) -> torch.Tensor:
     return pool.float()
 
 
-@pytest.mark.parametrize(("source", "target"), list(product(("float32", "bf16", "e4m3"), repeat=2)))
+def plain_keys(keys: torch.Tensor, pool: torch.Tensor | QuantizedPages) -> torch.Tensor:
+    """The keys [layers, heads, tokens, head_dim] that the numbers in the pool stand for."""
+    if not isinstance(pool, QuantizedPages):
+        return keys
+    return mixed_queries(keys) + (0 if pool.offsets is None else pool.offsets[:, :, None])
+
+
+def stored_keys(keys: torch.Tensor, pool: torch.Tensor | QuantizedPages) -> torch.Tensor:
+    """The inverse of ``plain_keys``."""
+    if not isinstance(pool, QuantizedPages):
+        return keys
+    return mixed_keys(keys - (0 if pool.offsets is None else pool.offsets[:, :, None]))
+
+
+@pytest.mark.parametrize(("source", "target"), list(product(("float32", "bf16", "e4m3", "centred"), repeat=2)))
 def test_pages_are_copied_into_any_type(kernels: Kernels, source: str, target: str) -> None:
     read, held = make_pool(source, 5), make_pool(target, 7)
     before = numbers_of(held)
@@ -241,8 +285,9 @@ def test_pages_are_copied_into_any_type(kernels: Kernels, source: str, target: s
     expected, wide = before.clone(), numbers_of(read)
     for block, page, rows in zip(blocks, pages, (16, 16, 9), strict=True):
         values = wide[block, ..., :rows, :].clone()
-        if isinstance(read, QuantizedPages) != isinstance(held, QuantizedPages):
-            values[:, 0] = (mixed_keys if isinstance(held, QuantizedPages) else mixed_queries)(values[:, 0])
+        if {source, target} != {"e4m3"}:  # the mixed keys of two pools without offsets are compared as they are
+            values[:, 0] = plain_keys(values[:, 0], read)
+            values[:, 0] = stored_keys(values[:, 0], held)
         if isinstance(held, QuantizedPages):
             scales = held.scales[..., None, None]
             values = nearest(values / scales).float() * scales
@@ -252,10 +297,12 @@ def test_pages_are_copied_into_any_type(kernels: Kernels, source: str, target: s
     assert torch.equal(numbers_of(held), expected)
 
 
-def test_same_scales_copy_the_codes(kernels: Kernels) -> None:
-    read = make_pool("e4m3", 3)
+@pytest.mark.parametrize("kind", ["e4m3", "centred"])
+def test_same_scales_and_offsets_copy_the_codes(kernels: Kernels, kind: str) -> None:
+    read = make_pool(kind, 3)
     assert isinstance(read, QuantizedPages)
-    held = QuantizedPages(torch.zeros_like(read.codes.view(torch.uint8)).view(E4M3), read.scales.clone())
+    offsets = None if read.offsets is None else read.offsets.clone()
+    held = QuantizedPages(torch.zeros_like(read.codes.view(torch.uint8)).view(E4M3), read.scales.clone(), offsets)
     assert kernels.convert_pages(read, [0, 1, 2], held, [0, 1, 2], 48) is None
     assert torch.equal(code_bytes(held), code_bytes(read))
 
@@ -286,6 +333,9 @@ def test_pages_without_their_scales_are_refused() -> None:
     for scales in (torch.ones(3, 2, 1), torch.ones(3, 2, 4, dtype=torch.bfloat16), torch.ones(3, 4, 2).transpose(1, 2)):
         with pytest.raises(ValueError, match="scales"):
             QuantizedPages(codes, scales)
+    for offsets in (torch.zeros(3, 4), torch.zeros(3, 4, 32, dtype=torch.float64), torch.zeros(3, 32, 4).transpose(1, 2)):
+        with pytest.raises(ValueError, match="offsets"):
+            QuantizedPages(codes, torch.ones(3, 2, 4), offsets)
     with pytest.raises(ValueError, match="float8_e4m3fn"):
         QuantizedPages(codes.view(torch.float8_e5m2), torch.ones(3, 2, 4))
     p = paged([3], [1], 4, 32, 16, torch.float32)

@@ -137,8 +137,8 @@ def test_a_pair_of_one_decoder_is_that_decoder(bench: Workbench) -> None:
     decoder, other = bench.decoders["bf16"], bench.decoders["int4"]
     ids = prompt_of(50, 256)
     alone = Runner(decoder, torch.bfloat16).hidden(ids, 20)
-    assert torch.equal(PairRunner(decoder, decoder, torch.bfloat16, None).hidden(ids, 20), alone)
-    mixed = PairRunner(other, decoder, torch.bfloat16, None).hidden(ids, 20)
+    assert torch.equal(PairRunner(decoder, decoder, torch.bfloat16).hidden(ids, 20), alone)
+    mixed = PairRunner(other, decoder, torch.bfloat16).hidden(ids, 20)
     assert mixed.shape == alone.shape
     # Row 0 comes from the prompt's decoder itself, the others from its keys and values.
     assert torch.equal(mixed[0], Runner(other, torch.bfloat16).hidden(ids, 20)[0])

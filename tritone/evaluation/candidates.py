@@ -16,8 +16,9 @@ from tritone.errors import bad
 from tritone.evaluation.precisions import DENSE, Precision
 from tritone.evaluation.runner import Runner
 from tritone.evaluation.store import checkpoint_key, digest
-from tritone.models.decoder import DecoderConfig, load_decoder, load_kv_scales
+from tritone.models.decoder import key_offsets, load_decoder, load_kv_scales
 from tritone.models.decoder.checkpoint import readable
+from tritone.text.detokenizer import load_tokenizer
 
 Report = Callable[[int, int], None]
 
@@ -91,5 +92,7 @@ class Candidates:
             group=precision.group,
             integers=precision.integers,
         )
-        scales = load_kv_scales(source, DecoderConfig.from_directory(source)) if precision.kv == "fp8" else None
-        return Runner(decoder, torch.float32 if precision.kv == "float32" else torch.bfloat16, scales)
+        if precision.kv == "fp8":
+            scales = load_kv_scales(source, decoder.config)
+            return Runner(decoder, torch.bfloat16, scales, key_offsets(decoder, load_tokenizer(source), scales))
+        return Runner(decoder, torch.float32 if precision.kv == "float32" else torch.bfloat16)

@@ -29,6 +29,8 @@ from tritone.models.decoder import DecoderConfig, load_decoder
 
 VERSION = 1
 """Changes when results that were kept are no longer what tasks would find."""
+KV_VERSION = 2
+"""The same for rows with e4m3 keys and values."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class _Run:
         if precision is not None:
             source = self._candidates.source(precision, self._steps(f"{name}: quantising"))
             form = {field: value for field, value in vars(precision).items() if field != "directory"}
-            decided = form | {"source": checkpoint_key(source)}
+            decided = form | {"source": checkpoint_key(source)} | ({"version": KV_VERSION} if precision.kv == "fp8" else {})
         raw: dict[str, Raw] = {}
         seconds: dict[str, float] = {}
         runner: Runner | None = None

@@ -25,16 +25,17 @@ SEQUENCES = 16
 
 
 class Runner:
-    """``kv`` is the pages' dtype; ``scales`` float32 [layers, 2, kv_heads] makes them e4m3 instead.
+    """``kv`` is the pages' dtype; ``scales`` float32 [layers, 2, kv_heads] makes them e4m3 instead, whose keys are without
+    ``offsets`` float32 [layers, kv_heads, head_dim] (None: 0).
 
     A token's keys and values are written into the pages and read from there, its own too, so every row sees what a row of
     decode sees. With the native kernels the cut into chunks changes no bit.
     """
 
-    def __init__(self, decoder: Decoder, kv: torch.dtype, scales: Tensor | None = None) -> None:
+    def __init__(self, decoder: Decoder, kv: torch.dtype, scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
         self.decoder = decoder
         self._dtype = kv
-        self._scales = scales
+        self._scales, self._offsets = scales, offsets
         self._pages: KV | None = None
 
     @torch.inference_mode()
@@ -101,7 +102,7 @@ class Runner:
                 self._pages = torch.zeros(shape, dtype=self._dtype)
             else:
                 codes = torch.zeros(shape, dtype=torch.uint8).view(torch.float8_e4m3fn)
-                self._pages = QuantizedPages(codes, self._scales)
+                self._pages = QuantizedPages(codes, self._scales, self._offsets)
         return self._pages
 
     def _forward(self, rows: list[list[int]], begin: int, tables: list[list[int]], kv: KV) -> Tensor:

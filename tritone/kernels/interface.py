@@ -39,25 +39,34 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class QuantizedPages:
-    """KV pages of e4m3: ``codes`` float8_e4m3fn, shaped as other pages; ``scales`` float32 [layers, 2, kv_heads], > 0.
+    """KV pages of e4m3: ``codes`` float8_e4m3fn, shaped as other pages; ``scales`` float32 [layers, 2, kv_heads], > 0;
+    ``offsets`` float32 [layers, kv_heads, head_dim], which keys are without (None: 0).
 
     A value is its code times its head's scale. Conversion rounds ``x / scale`` to the nearest code, ties to even, and
     saturates at +-448; no number and no infinity becomes NaN, and a NaN stays one, which attention passes on.
 
-    Keys are mixed first: a Hadamard transform over ``mixed_width`` neighbours, times ``key_factor``; ``rope_append`` mixes
+    Keys lose their offset first. All keys of a sequence lose the same, so that all scores of a query change by one number
+    and its attention does not; what is left is smaller, and so is its error.
+
+    Keys are mixed then: a Hadamard transform over ``mixed_width`` neighbours, times ``key_factor``; ``rope_append`` mixes
     the queries too, so that their products are the same. A code errs in proportion to its number, and a few large numbers
     that keys and queries have in common made most of the error: mixed, it is half as much.
     """
 
     codes: Tensor
     scales: Tensor
+    offsets: Tensor | None = None
 
     def __post_init__(self) -> None:
-        layers, _, heads = self.codes.shape[1:4]
+        layers, _, heads, _, head_dim = self.codes.shape[1:]
         if self.codes.dtype != torch.float8_e4m3fn or self.scales.dtype != torch.float32:
             raise ValueError("QuantizedPages: float8_e4m3fn codes with float32 scales")
         if self.scales.shape != (layers, 2, heads) or not self.scales.is_contiguous():
             raise ValueError(f"QuantizedPages: contiguous scales of shape {[layers, 2, heads]}")
+        if self.offsets is not None and (self.offsets.dtype != torch.float32 or not self.offsets.is_contiguous()):
+            raise ValueError("QuantizedPages: contiguous float32 offsets")
+        if self.offsets is not None and self.offsets.shape != (layers, heads, head_dim):
+            raise ValueError(f"QuantizedPages: offsets of shape {[layers, heads, head_dim]}")
 
     @property
     def shape(self) -> torch.Size:
@@ -80,6 +89,15 @@ def key_factor(width: int) -> float:
 
 KV = Tensor | QuantizedPages
 """A pool of KV pages [pages, layers, 2, kv_heads, page_size, head_dim]."""
+
+
+def same_offsets(one: KV, other: KV) -> bool:
+    """Whether both are e4m3 pages whose keys lack the same."""
+    if not isinstance(one, QuantizedPages) or not isinstance(other, QuantizedPages):
+        return False
+    if one.offsets is None or other.offsets is None:
+        return one.offsets is other.offsets
+    return torch.equal(one.offsets, other.offsets)
 
 
 def check_pages(source: Tensor, blocks: Sequence[int], held: Tensor, pages: Sequence[int], tokens: int) -> None:

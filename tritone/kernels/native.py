@@ -12,15 +12,15 @@ from torch import Tensor
 
 from tritone.errors import bad
 from tritone.kernels.build import INSTRUCTION_SETS
-from tritone.kernels.interface import KV, HeadNorm, PackedWeight, QuantizedPages, RopeTable, check_pages
+from tritone.kernels.interface import KV, HeadNorm, PackedWeight, QuantizedPages, RopeTable, check_pages, same_offsets
 from tritone.kernels.memory import HugeMemory
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "add_rms_norm": (None, [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT] + [_INT] * 2),
-    "rope_append": (_LONG, [_POINTER] * 9 + [_LONG] * 11 + [_FLOAT] + [_INT] * 3),
+    "rope_append": (_LONG, [_POINTER] * 10 + [_LONG] * 11 + [_FLOAT] + [_INT] * 3),
     "paged_attention": (_LONG, [_POINTER] * 7 + [_LONG] * 11 + [_FLOAT] + [_INT] * 3),
-    "convert_pages": (_LONG, [_POINTER] * 6 + [_LONG] * 5 + [_INT] * 3),
+    "convert_pages": (_LONG, [_POINTER] * 8 + [_LONG] * 5 + [_INT] * 3),
     "silu_mul": (None, [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2),
     "linear": (None, [_POINTER] * 4 + [_LONG] * 3 + [_INT] * 2),
     "pack": (None, [_POINTER] * 2 + [_LONG] * 2 + [_INT] * 2),
@@ -108,6 +108,7 @@ class NativeKernels:
             None if norm is None else norm.q.data_ptr(),
             None if norm is None else norm.k.data_ptr(),
             scales,
+            _offsets(kv, layer),
             tokens,
             qkv.stride(0),
             heads - 2 * kv_heads,
@@ -181,13 +182,16 @@ class NativeKernels:
         (read, read_scales), (held, held_scales) = _parts(source), _parts(kv)
         check_pages(read, blocks, held, pages, tokens)
         _require(read.is_contiguous() and held.is_contiguous(), "convert_pages: pools must be contiguous")
+        same = same_offsets(source, kv)
         found = self._convert(
             read.data_ptr(),
             (_LONG * len(blocks))(*blocks),
             read_scales,
+            None if same else _offsets(source),
             held.data_ptr(),
             (_LONG * len(pages))(*pages),
             held_scales,
+            None if same else _offsets(kv),
             tokens,
             held[0].numel() // (held.shape[4] * held.shape[5]),
             held.shape[3],
@@ -252,6 +256,13 @@ def _parts(kv: KV, layer: int = 0) -> tuple[Tensor, int | None]:
         return kv.codes, kv.scales.data_ptr() + layer * kv.scales.stride(0) * 4
     _require(kv.dtype != torch.float8_e4m3fn, "kv: e4m3 pages need their scales (QuantizedPages)")
     return kv, None
+
+
+def _offsets(kv: KV, layer: int = 0) -> int | None:
+    """Where the offsets of the layer's keys lie (null: they have none)."""
+    if not isinstance(kv, QuantizedPages) or kv.offsets is None:
+        return None
+    return kv.offsets.data_ptr() + layer * kv.offsets.stride(0) * 4
 
 
 def _kv_strides(kv: Tensor, head_dim: int) -> tuple[int, int, int, int]:

@@ -17,6 +17,7 @@ from tritone.kernels.interface import (
     check_pages,
     key_factor,
     mixed_width,
+    same_offsets,
 )
 
 # Larger numbers are limited before they are mixed, so that infinities do not make NaN.
@@ -65,7 +66,9 @@ class TorchKernels:
         for half, x in enumerate((k, v)):
             if isinstance(kv, QuantizedPages):
                 # Torch indexes bytes, but not float8.
-                codes = to_codes(mixed_keys(x) if half == 0 else x, kv.scales[layer, half, :, None])
+                if half == 0:
+                    x = mixed_keys(x if kv.offsets is None else x.float() - kv.offsets[layer])
+                codes = to_codes(x, kv.scales[layer, half, :, None])
                 kv.codes.view(torch.uint8)[page, layer, half, :, offset] = codes.view(torch.uint8)
             else:
                 kv[page, layer, half, :, offset] = x.to(kv.dtype)
@@ -101,23 +104,29 @@ class TorchKernels:
         read, held = _elements(source), _elements(kv)
         check_pages(read, blocks, held, pages, tokens)
         size, nan = held.shape[4], None
+        same, identical = same_offsets(source, kv), False
+        if same and isinstance(source, QuantizedPages) and isinstance(kv, QuantizedPages):
+            identical = torch.equal(source.scales, kv.scales)
         for index in range(-(-tokens // size)):
             rows = min(size, tokens - index * size)
             from_page, to_page = read[blocks[index], ..., :rows, :], held[pages[index], ..., :rows, :]
+            if identical:
+                to_page.view(torch.uint8).copy_(from_page.view(torch.uint8))
+                continue
+            values = _widened(from_page, source)
+            if isinstance(source, QuantizedPages) and not same:
+                values[:, 0] = mixed_queries(values[:, 0])  # which is also the way back
+                if source.offsets is not None:
+                    values[:, 0] += source.offsets[:, :, None]
             if isinstance(kv, QuantizedPages):
-                if isinstance(source, QuantizedPages) and torch.equal(source.scales, kv.scales):
-                    to_page.view(torch.uint8).copy_(from_page.view(torch.uint8))
-                    continue
-                from_page = _widened(from_page, source)
-                if not isinstance(source, QuantizedPages):
-                    from_page[:, 0] = mixed_keys(from_page[:, 0])
-                if nan is None and bool(from_page.isnan().any()):
+                if not same:
+                    if kv.offsets is not None:
+                        values[:, 0] -= kv.offsets[:, :, None]
+                    values[:, 0] = mixed_keys(values[:, 0])
+                if nan is None and bool(values.isnan().any()):
                     nan = index
-                to_page.view(torch.uint8).copy_(to_codes(from_page, kv.scales[..., None, None]).view(torch.uint8))
+                to_page.view(torch.uint8).copy_(to_codes(values, kv.scales[..., None, None]).view(torch.uint8))
             else:
-                values = _widened(from_page, source)
-                if isinstance(source, QuantizedPages):
-                    values[:, 0] = mixed_queries(values[:, 0])  # which is also the way back
                 to_page.copy_(values)
         return nan
 

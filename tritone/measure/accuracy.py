@@ -17,7 +17,8 @@ from tritone.evaluation.tasks import Likelihood, Raw
 from tritone.evaluation.tasks.likelihood import Document
 from tritone.kernels import KV, default_kernels
 from tritone.measure.pairings import Pairing
-from tritone.models.decoder import Decoder, load_decoder
+from tritone.models.decoder import Decoder, key_offsets, load_decoder
+from tritone.text.detokenizer import load_tokenizer
 
 TOKENS = 16384
 """Tokens of real text; half of them are prompts."""
@@ -27,10 +28,17 @@ Report = Callable[[int, int], None]
 
 class PairRunner(Runner):
     """``prompt`` computes each document up to the first token that is scored; its keys and values are handed over to
-    ``decoder``, whose pages are of dtype ``kv``, or e4m3 with ``scales``, and which computes the rest."""
+    ``decoder``, which computes the rest; ``scales`` and ``offsets`` are those of its pages, see ``Runner``."""
 
-    def __init__(self, prompt: Decoder, decoder: Decoder, dtype: torch.dtype, scales: Tensor | None) -> None:
-        super().__init__(decoder, dtype, scales)
+    def __init__(
+        self,
+        prompt: Decoder,
+        decoder: Decoder,
+        dtype: torch.dtype,
+        scales: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
+        super().__init__(decoder, dtype, scales, offsets)
         self._prompt = Runner(prompt, dtype)
 
     @torch.inference_mode()
@@ -68,6 +76,7 @@ class Accuracy:
     ) -> None:
         self._prefill, self._decode, self._scales = prefill, decode, scales
         self._limit = limit
+        self._tokenizer = load_tokenizer(checkpoint)
         (text,) = build_tasks(["text"], Texts(checkpoint), Sizes(TOKENS, 0, 0, 0, 0), 0, None)
         windows = [ids for _, *ids in text.items]
         documents = [Document(tuple(ids), len(ids) // 2) for ids in windows if len(ids) > 3]
@@ -84,7 +93,11 @@ class Accuracy:
     def increase(self, pairing: Pairing, progress: Report) -> Figure:
         """Percent of perplexity more than the reference has, with its 95 % interval."""
         prompt, decoder = self._prefill[pairing.prefill], self._decode[pairing.decode]
-        runner = PairRunner(prompt, decoder, decoder.dtype, self._scales[pairing.decode] if pairing.kv == "fp8" else None)
+        runner = PairRunner(prompt, decoder, decoder.dtype)
+        if pairing.kv == "fp8":
+            scales = self._scales[pairing.decode]
+            offsets = key_offsets(decoder, self._tokenizer, scales)
+            runner = PairRunner(prompt, decoder, decoder.dtype, scales, offsets)
         for task in self._tasks:
             raw = task.run(runner, self._reference, False, progress)
             found = task.figures(raw, self._plain[task.name], 0)["perplexity_increase_percent"]

@@ -94,8 +94,11 @@ class Workbench:
         view: torch.Tensor = torch_view(pool.data, dtype, shape)
         page = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(view.dtype)
         view.view(torch.uint8)[:] = page.view(torch.uint8)
-        held: KV = QuantizedPages(view, load_kv_scales(self.checkpoint, self.config)) if kv == "fp8" else view
-        return Pages(pool, held, self.page_size)
+        if kv != "fp8":
+            return Pages(pool, view, self.page_size)
+        # Offsets are each decoder's own, and the pages are any decoder's; the time is the same with zeros.
+        offsets = torch.zeros(self.config.layers, self.config.kv_heads, self.config.head_dim)
+        return Pages(pool, QuantizedPages(view, load_kv_scales(self.checkpoint, self.config), offsets), self.page_size)
 
     def engine(self, decoder: Decoder, pages: Pages, sequences: int = 256) -> Engine:
         """Several engines may use the same pages, one after another."""

@@ -107,7 +107,8 @@ def build_engine(
     from tritone.engine.prefix_cache import PrefixCache
     from tritone.engine.scheduler import Scheduler
     from tritone.kernels import QuantizedPages
-    from tritone.models.decoder import load_decoder, load_kv_scales
+    from tritone.models.decoder import key_offsets, load_decoder, load_kv_scales
+    from tritone.text.detokenizer import load_tokenizer
 
     torch.set_num_threads(part.threads)
     assert part.checkpoint is not None
@@ -147,7 +148,13 @@ def build_engine(
     )
     kv: torch.Tensor = torch_view(pages.data, kv_dtype, shape)
     if part.kv == "fp8":
-        return Engine(model, QuantizedPages(kv, load_kv_scales(part.checkpoint, config)), scheduler), pages, hidden
+        # Prefill's codes are read by decode, whose weights would give other offsets; so e4m3 pages of prefill have none,
+        # and decode's have none then either: codes are handed over as they are.
+        scales, offsets = load_kv_scales(part.checkpoint, config), None
+        if deployment.prefill.kv != "fp8":
+            offsets = key_offsets(model, load_tokenizer(Path(deployment.checkpoint)), scales)
+        held = QuantizedPages(kv, scales, offsets)
+        return Engine(model, held, scheduler), pages, hidden
     return Engine(model, kv, scheduler), pages, hidden
 
 

@@ -25,8 +25,17 @@ struct rope_args {
   int64_t q_heads, kv_heads, head_dim, page_size;
   int64_t page_stride, kv_stride, head_stride; /* in elements of the KV type */
   float eps;
-  const float *scales; /* of e4m3 pages: [kv_heads] of keys, then of values */
+  const float *scales;  /* of e4m3 pages: [kv_heads] of keys, then of values */
+  const float *offsets; /* of e4m3 pages: [kv_heads, head_dim], or null */
 };
+
+INLINE void subtract(float *restrict x, const float *restrict offset, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] -= offset[i];
+}
+
+INLINE void add(float *restrict x, const float *restrict offset, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] += offset[i];
+}
 
 INLINE void rope_token(const struct rope_args *a, char *qkv, char *kv, int64_t slot, const float *cos, const float *sin,
                        const void *q_norm, const void *k_norm, int type, int kv_type) {
@@ -50,6 +59,7 @@ INLINE void rope_token(const struct rope_args *a, char *qkv, char *kv, int64_t s
                  slot % a->page_size * d;
     if (kv_type == TYPE_E4M3) {
       load_row(x, head, d, type);
+      if (!is_v && a->offsets) subtract(x, a->offsets + kv_head * d, d);
       if (!is_v) mix(x, d, mixed_width(d), key_factor(mixed_width(d)));
       store_codes(kv + at, x, d, a->scales[is_v * a->kv_heads + kv_head], TYPE_F32);
       continue;
@@ -62,13 +72,14 @@ INLINE void rope_token(const struct rope_args *a, char *qkv, char *kv, int64_t s
 /* Returns 0, or 1 + the index of the first token whose slot or position lies outside its table (nothing is written then). */
 int64_t EXPORT(tritone_rope_append)(char *qkv, const int32_t *positions, const int64_t *slots, const float *cos,
                                     const float *sin, char *kv, const void *q_norm, const void *k_norm, const float *scales,
-                                    int64_t tokens, int64_t qkv_stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
-                                    int64_t page_size, int64_t pages, int64_t table_rows, int64_t page_stride,
-                                    int64_t kv_stride, int64_t head_stride, float eps, int type, int kv_type,
-                                    int threads) {
+                                    const float *offsets, int64_t tokens, int64_t qkv_stride, int64_t q_heads,
+                                    int64_t kv_heads, int64_t head_dim, int64_t page_size, int64_t pages,
+                                    int64_t table_rows, int64_t page_stride, int64_t kv_stride, int64_t head_stride,
+                                    float eps, int type, int kv_type, int threads) {
   struct rope_args a = {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim,
                         .page_size = page_size, .page_stride = page_stride, .kv_stride = kv_stride,
-                        .head_stride = head_stride, .eps = eps, .scales = scales};
+                        .head_stride = head_stride, .eps = eps, .scales = scales,
+                        .offsets = offsets};
   for (int64_t t = 0; t < tokens; t++)
     if (slots[t] < 0 || slots[t] >= pages * page_size || positions[t] < 0 || positions[t] >= table_rows) return 1 + t;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
@@ -88,15 +99,17 @@ int64_t EXPORT(tritone_rope_append)(char *qkv, const int32_t *positions, const i
   return 0;
 }
 
-/* Tokens of one head of a page, n elements in all, into another type. Gives 1 if a NaN went into a code, else 0. */
+/* Tokens of one head of a page, n elements in all, into another type. Offsets are those of its keys, or null: not of e4m3,
+ * none, or the same on both sides. Gives 1 if a NaN went into a code, else 0. */
 INLINE int convert_plane(char *to, const char *from, int64_t n, int64_t head_dim, int keys, float to_scale,
-                         float from_scale, int to_type, int from_type) {
-  const int mixes = keys && (to_type == TYPE_E4M3) != (from_type == TYPE_E4M3);
+                         float from_scale, const float *to_offset, const float *from_offset, int to_type, int from_type) {
+  const int moved = to_offset || from_offset;
+  const int unmixes = keys && from_type == TYPE_E4M3 && (to_type != TYPE_E4M3 || moved);
+  const int mixes = keys && to_type == TYPE_E4M3 && (from_type != TYPE_E4M3 || moved);
   const int64_t width = mixed_width(head_dim);
-  const float factor = to_type == TYPE_E4M3 ? key_factor(width) : query_factor(width); /* the inverse has the other one */
   float x[MAX_HEAD_DIM];
   int nan = 0;
-  if (to_type == from_type && to_scale == from_scale) {
+  if (to_type == from_type && to_scale == from_scale && !moved) {
     memcpy(to, from, (size_t)(n * kv_size(to_type)));
     return 0;
   }
@@ -108,7 +121,10 @@ INLINE int convert_plane(char *to, const char *from, int64_t n, int64_t head_dim
     }
     if (from_type == TYPE_E4M3) load_codes(x, at, head_dim, from_scale);
     else load_row(x, at, head_dim, from_type);
-    if (mixes) mix(x, head_dim, width, factor);
+    if (unmixes) mix(x, head_dim, width, query_factor(width)); /* the inverse has the other factor */
+    if (from_offset) add(x, from_offset, head_dim);
+    if (to_offset) subtract(x, to_offset, head_dim);
+    if (mixes) mix(x, head_dim, width, key_factor(width));
     if (to_type == TYPE_E4M3) nan |= store_codes(to + i, x, head_dim, to_scale, TYPE_F32);
     else store_row(to + i * kv_size(to_type), x, head_dim, to_type);
   }
@@ -116,35 +132,41 @@ INLINE int convert_plane(char *to, const char *from, int64_t n, int64_t head_dim
 }
 
 static int convert_plane_of(char *to, const char *from, int64_t n, int64_t head_dim, int keys, float to_scale,
-                            float from_scale, int to_type, int from_type) {
-#define CASE(T, F) \
-  if (to_type == T && from_type == F) return convert_plane(to, from, n, head_dim, keys, to_scale, from_scale, T, F);
+                            float from_scale, const float *to_offset, const float *from_offset, int to_type,
+                            int from_type) {
+#define CASE(T, F)                         \
+  if (to_type == T && from_type == F)      \
+    return convert_plane(to, from, n, head_dim, keys, to_scale, from_scale, to_offset, from_offset, T, F);
   CASE(TYPE_E4M3, TYPE_BF16)
   CASE(TYPE_E4M3, TYPE_F32)
   CASE(TYPE_BF16, TYPE_F32)
   CASE(TYPE_F32, TYPE_BF16)
 #undef CASE
-  return convert_plane(to, from, n, head_dim, keys, to_scale, from_scale, to_type, from_type);
+  return convert_plane(to, from, n, head_dim, keys, to_scale, from_scale, to_offset, from_offset, to_type, from_type);
 }
 
 /* Copies the first `tokens` tokens that lie in the pages `sources` into the pages `targets`; a page is `planes` times
- * [page_size, head_dim], keys of all heads, then values, a layer; scales (null: 1) are one a plane.
- * Returns 0, or 1 + the index of the first page with a NaN that became a code. */
-int64_t EXPORT(tritone_convert_pages)(const char *from, const int64_t *sources, const float *from_scales, char *to,
-                                      const int64_t *targets, const float *to_scales, int64_t tokens, int64_t planes,
-                                      int64_t kv_heads, int64_t page_size, int64_t head_dim, int from_type, int to_type,
-                                      int threads) {
+ * [page_size, head_dim], keys of all heads, then values, a layer; scales (null: 1) are one a plane, offsets (null: 0) one
+ * row [head_dim] a plane of keys. Returns 0, or 1 + the index of the first page with a NaN that became a code. */
+int64_t EXPORT(tritone_convert_pages)(const char *from, const int64_t *sources, const float *from_scales,
+                                      const float *from_offsets, char *to, const int64_t *targets, const float *to_scales,
+                                      const float *to_offsets, int64_t tokens, int64_t planes, int64_t kv_heads,
+                                      int64_t page_size, int64_t head_dim, int from_type, int to_type, int threads) {
   const int64_t count = (tokens + page_size - 1) / page_size, plane = page_size * head_dim;
   int64_t first = count;
 #pragma omp parallel for num_threads(threads) if (threads > 1) reduction(min : first)
   for (int64_t p = 0; p < count; p++) {
     const int64_t left = tokens - p * page_size, rows = left < page_size ? left : page_size;
     int nan = 0;
-    for (int64_t h = 0; h < planes; h++)
+    for (int64_t h = 0; h < planes; h++) {
+      const int keys = h / kv_heads % 2 == 0;
+      const int64_t offset = (h / kv_heads / 2 * kv_heads + h % kv_heads) * head_dim;
       nan |= convert_plane_of(to + (targets[p] * planes + h) * plane * kv_size(to_type),
                               from + (sources[p] * planes + h) * plane * kv_size(from_type), rows * head_dim, head_dim,
-                              h / kv_heads % 2 == 0, to_scales ? to_scales[h] : 1, from_scales ? from_scales[h] : 1,
-                              to_type, from_type);
+                              keys, to_scales ? to_scales[h] : 1, from_scales ? from_scales[h] : 1,
+                              keys && to_offsets ? to_offsets + offset : 0,
+                              keys && from_offsets ? from_offsets + offset : 0, to_type, from_type);
+    }
     if (nan && p < first) first = p;
   }
   return first < count ? 1 + first : 0;

@@ -2,9 +2,20 @@
 
 from tritone.models.decoder.batch import Batch
 from tritone.models.decoder.config import DecoderConfig
+from tritone.models.decoder.key_offsets import key_offsets
 from tritone.models.decoder.kv_scales import load_kv_scales
 from tritone.models.decoder.linear import DenseLinear, Linear
 from tritone.models.decoder.loading import load_decoder
 from tritone.models.decoder.model import Decoder, Layer
 
-__all__ = ["Batch", "Decoder", "DecoderConfig", "DenseLinear", "Layer", "Linear", "load_decoder", "load_kv_scales"]
+__all__ = [
+    "Batch",
+    "Decoder",
+    "DecoderConfig",
+    "DenseLinear",
+    "Layer",
+    "Linear",
+    "key_offsets",
+    "load_decoder",
+    "load_kv_scales",
+]
