@@ -11,8 +11,8 @@ from torch import Tensor
 from tritone.errors import TritoneError
 from tritone.kernels.torch_kernels import mixed_keys, mixed_queries, to_codes
 from tritone.models.decoder.batch import Batch
-from tritone.models.decoder.loading import rope_table
 from tritone.models.decoder.model import Decoder
+from tritone.models.decoder.rope import rope_table
 
 TEXT = Path(__file__).with_name("calibration.txt")
 POSITIONS = 2048
@@ -41,7 +41,7 @@ def key_offsets(decoder: Decoder, tokenizer: Tokenizer, scales: Tensor) -> Tenso
     decoder.forward(Batch(torch.tensor(ids, device=decoder.device), positions, [0, count], lengths, table), kv)
     keys = kv[:, :, 0].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :count].float()
     # A pair of channels is a complex number, and its position a factor.
-    rope = rope_table(config, max(POSITIONS, count), decoder.device)
+    rope = rope_table(config.rope_frequencies, config.rope_scaling, max(POSITIONS, count), decoder.device)
     turns = torch.complex(rope.cos, rope.sin)
     unturned = (torch.complex(*keys[:, :, _FIRST:].chunk(2, dim=-1)) / turns[_FIRST:count]).mean(2)
     mean = unturned * turns[:POSITIONS].mean(0)
