@@ -35,9 +35,19 @@ HIDDEN_BLOCKS = 80
 
 
 class Stages:
-    """Both engines of one thinker, with pools of pages and of the Talker's rows."""
+    """Both engines of one thinker, with pools of pages and of the Talker's rows (those of a checkpoint with no ``talker``
+    are the states that tokens were chosen from)."""
 
-    def __init__(self, family: str, weights: Path, directory: Path, *, lease: float = 60.0, pages: int = 96) -> None:
+    def __init__(
+        self,
+        family: str,
+        weights: Path,
+        directory: Path,
+        *,
+        lease: float = 60.0,
+        pages: int = 96,
+        talker: bool = True,
+    ) -> None:
         self.directory = directory
         self.model = decoder(family, weights)
         self.pools: list[BlockPool] = []
@@ -46,9 +56,9 @@ class Stages:
         sizes = {"page_size": PAGE, "max_context": 512, "prefill": engine, "decode": engine}
         self.deployment = Deployment.parse({"voice": None, **sizes, "integrity": values}, "t")
         board = CancelBoard(directory)
-        rows = answer_rows(self.model)
+        rows = answer_rows(self.model) if talker else None
         self.prefill = PrefillStage(
-            self._engine("prefill", 64, keep=True), self.pools[0], self._rows("prefill"), board, Metrics("prefill"),
+            self._engine("prefill", 64, keep=talker), self.pools[0], self._rows("prefill"), board, Metrics("prefill"),
             max_queue=64, lease_seconds=lease, checksum=True, rows=rows,
         )
         self.decode = DecodeStage(
@@ -170,6 +180,18 @@ def test_a_cold_and_a_warm_answer_with_the_system_prompt_of_another(family: str,
     for cold, warm in zip(found[:3], found[3:], strict=True):
         assert cold[0] == warm[0] and torch.equal(cold[1], warm[1])
     assert found[0][0] != found[1][0] != found[2][0]
+
+
+def test_without_a_talker_of_its_own_the_rows_are_states(family: str, directory: Path, tmp_path: Path) -> None:
+    stages = Stages(family, directory, tmp_path, talker=False)
+    try:
+        asked, wanted = expected(family, directory)["sound"]
+        events = answered(stages.submit(1, asked))
+        assert tokens_of(events) == wanted.tokens
+        states = torch.stack([step[-1][0, -1] for step in wanted.states])
+        torch.testing.assert_close(stages.rows(events), states, rtol=2e-4, atol=2e-4)
+    finally:
+        stages.stop()
 
 
 def test_a_stop_string_is_not_spoken(family: str, directory: Path, stages: Stages) -> None:
