@@ -31,8 +31,8 @@ def test_users_turns_and_the_last_of_the_assistant() -> None:
 
 def test_turns_move_to_where_the_one_before_has_ended() -> None:
     """An image of 2 x 2 takes two positions of each axis; what comes after it begins behind the largest."""
-    sound = [TURN, USER, SOUND, SOUND, SOUND, SOUND]
-    prompt = ids([TURN, SYSTEM, TEXT], sound, [TURN, ASSISTANT], [TURN, USER], [TURN, ASSISTANT])
+    image = [TURN, USER, SOUND, SOUND, SOUND, SOUND]
+    prompt = ids([TURN, SYSTEM, TEXT], image, [TURN, ASSISTANT], [TURN, USER], [TURN, ASSISTANT])
     axes = [
         [0, 1, 2, 3, 4, 5, 5, 5, 5, 7, 8, 9, 10, 11, 12],
         [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 8, 9, 10, 11, 12],

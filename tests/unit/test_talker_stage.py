@@ -13,7 +13,7 @@ import torch
 
 from tests.talker_reference import SPEAKER, Speech
 from tests.unit.helpers import FakeReply, wait_until
-from tests.unit.test_talker_engine import FRAMES, GREEDY, MEDIA, WORDS, Reference, reference, spoken
+from tests.unit.test_talker_engine import FRAMES, GREEDY, WORDS, reference, spoken
 from tritone.deployment import Deployment, EngineStage
 from tritone.messages import Event
 from tritone.metrics import Metrics
@@ -25,8 +25,6 @@ from tritone.sizes import HIDDEN_ROWS
 from tritone.stages.build_talker import build_code_talker
 from tritone.stages.code_talker import SINGLE_FRAMES, CodeTalkerStage
 from tritone.stages.hidden import HiddenWriter
-
-assert MEDIA and WORDS and Reference  # what is shared with the engine's tests
 
 
 @pytest.fixture(scope="module")
