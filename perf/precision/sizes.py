@@ -78,10 +78,10 @@ QUICK = Sizes(
     contexts=(2048,),
     larger_pool=None,
     answer=8,
-    growth=40,
+    growth=24,
     load_weights=("int4",),
     load_rounds=1,
-    request=(64, 8),
+    request=(32, 4),
     pair_rounds=1,
     judged_request=None,
 )

@@ -16,6 +16,7 @@ from tests.server.helpers import (
     Answer,
     Request,
     ask,
+    ask_together,
     fresh,
     in_threads,
     shared_memory,
@@ -170,15 +171,22 @@ def test_a_stage_whose_memory_runs_out(server: Server, unharmed: None, story: st
     beside = Request(server, "chat", STORY, **OPTIONS, **fresh())
     beside.wait_for("text")
     stage_processes(server)["prefill"].rlimit(psutil.RLIMIT_AS, (1, 1))
-    answer = ask(server, "chat", "word " * 1500, max_tokens=4, **fresh())
-    answer.check_complete()
-    took = answer.end.received - answer.started
-    assert (answer.end.kind, answer.info["code"]) == ("error", "UNAVAILABLE")
+    begun = time.monotonic()
+    # What it has may do for a while: longer prompts, then more at once.
+    for count, words in ((1, 1500), (4, 600), (16, 60), (64, 1), (64, 2), (64, 3)):
+        prompts = [("word " * words, {"max_tokens": 4, **fresh()}) for _ in range(count)]
+        ended = [answer for answer in ask_together(server, "chat", prompts) if answer.end.kind == "error"]
+        failed = [answer for answer in ended if answer.info["message"].startswith("prefill: ")]
+        if failed:
+            break
+    assert failed
+    assert {answer.info["code"] for answer in failed} == {"UNAVAILABLE"}
+    took = max(answer.end.received - answer.started for answer in failed)
     assert took < ERROR_SECONDS
     assert beside.finish().text == story
     wait_until(server.is_ready, "ready again", READY_SECONDS)
     status = status_of(server, "prefill")
-    print(f"prefill: {status['reason']!r}; error after {took:.2f} s, ready after {time.monotonic() - answer.started:.1f} s")
+    print(f"prefill: {status['reason']!r}; error after {took:.2f} s, ready after {time.monotonic() - begun:.1f} s")
     assert status["deaths"] == deaths + 1
     assert "memory" in status["reason"]
     assert ask(server, "chat", STORY, **OPTIONS, **fresh()).text == story
