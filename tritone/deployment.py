@@ -27,7 +27,7 @@ WeightsType = Literal["auto", "bf16", "float32", "fp8", "int8", "int4"]
 KVType = Literal["auto", "bf16", "float32", "fp8"]
 Fault = Literal[
     "stale_tag", "swapped_pages", "freed_while_read", "flipped_byte", "out_of_range", "dropped_transfer", "slow_transfer",
-    "prefill_dies", "decode_dies",
+    "prefill_dies", "prefill_memory", "decode_dies",
 ]
 
 DENSE_WEIGHTS: dict[str, DType] = {"bf16": "bfloat16", "float32": "float32"}

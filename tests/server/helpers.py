@@ -22,6 +22,7 @@ import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
 from tritone.supervisor import Server
+from tritone.supervisor.status import read_statuses
 
 TIMEOUT = 240.0
 SHM = Path("/dev/shm")
@@ -361,6 +362,12 @@ def stage_processes(server: Server) -> dict[str, psutil.Process]:
         if command and command[0].endswith("triton_python_backend_stub"):
             found[Path(command[1]).parents[1].name] = process
     return found
+
+
+def status_of(server: Server, stage: str) -> dict[str, Any]:
+    """What `tritone status` says of a stage."""
+    (status,) = (found for found in read_statuses() if found["run_directory"] == str(server.run_directory))
+    return status["stages"][stage]  # type: ignore[no-any-return]
 
 
 def resident(server: Server) -> dict[str, int]:

@@ -24,6 +24,7 @@ FAULTS = {
 """The faults that a request may ask for, and what each is found as."""
 DEADLY_FAULTS = {
     "prefill_dies": ("prefill", "UNAVAILABLE: integrity: epoch: "),
+    "prefill_memory": ("prefill", "UNAVAILABLE: integrity: epoch: "),
     "decode_dies": ("decode", "UNAVAILABLE: decode: the process of this stage has ended"),
 }
 """Those that end a stage: which, and how the error of the request begins."""

@@ -7,26 +7,23 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
 
-import psutil
 import pytest
 
 from tests.server.helpers import (
     Answer,
     Request,
     ask,
-    ask_together,
     fresh,
     in_threads,
     shared_memory,
     stage_processes,
+    status_of,
     wait_idle,
     wait_until,
 )
 from tritone.supervisor import Server
 from tritone.supervisor.control import ask as http
-from tritone.supervisor.status import read_statuses
 
 ERROR_SECONDS = 5.0
 READY_SECONDS = 20.0
@@ -73,11 +70,6 @@ def start_streams(server: Server) -> list[Stream]:
 
 def is_ready(server: Server, path: str) -> bool:
     return http(server.http_url.removeprefix("http://"), "GET", path, 5)[0] == 200
-
-
-def status_of(server: Server, stage: str) -> dict[str, Any]:
-    (status,) = (s for s in read_statuses() if s["run_directory"] == str(server.run_directory))
-    return status["stages"][stage]  # type: ignore[no-any-return]
 
 
 def finish_all(streams: list[Stream], died: float) -> None:
@@ -163,33 +155,6 @@ def test_a_killed_stage(server: Server, unharmed: None, story: str, stage: str) 
     now = {name: process.pid for name, process in stage_processes(server).items()}
     assert now.pop(stage) != victim.pid
     assert now == others, "no other stage was touched"
-
-
-def test_a_stage_whose_memory_runs_out(server: Server, unharmed: None, story: str) -> None:
-    """A limit on the address space of the living process: the first allocation that does not fit into what it has fails."""
-    deaths = status_of(server, "prefill")["deaths"]
-    beside = Request(server, "chat", STORY, **OPTIONS, **fresh())
-    beside.wait_for("text")
-    stage_processes(server)["prefill"].rlimit(psutil.RLIMIT_AS, (1, 1))
-    begun = time.monotonic()
-    # What it has may do for a while: longer prompts, then more at once.
-    for count, words in ((1, 1500), (4, 600), (16, 60), (64, 1), (64, 2), (64, 3)):
-        prompts = [("word " * words, {"max_tokens": 4, **fresh()}) for _ in range(count)]
-        ended = [answer for answer in ask_together(server, "chat", prompts) if answer.end.kind == "error"]
-        failed = [answer for answer in ended if answer.info["message"].startswith("prefill: ")]
-        if failed:
-            break
-    assert failed
-    assert {answer.info["code"] for answer in failed} == {"UNAVAILABLE"}
-    took = max(answer.end.received - answer.started for answer in failed)
-    assert took < ERROR_SECONDS
-    assert beside.finish().text == story
-    wait_until(server.is_ready, "ready again", READY_SECONDS)
-    status = status_of(server, "prefill")
-    print(f"prefill: {status['reason']!r}; error after {took:.2f} s, ready after {time.monotonic() - begun:.1f} s")
-    assert status["deaths"] == deaths + 1
-    assert "memory" in status["reason"]
-    assert ask(server, "chat", STORY, **OPTIONS, **fresh()).text == story
 
 
 def test_four_times_as_many_requests_as_fit_all_end(server: Server, unharmed: None) -> None:

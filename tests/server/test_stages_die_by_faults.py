@@ -16,6 +16,7 @@ from tests.server.helpers import (
     marked,
     markers,
     stage_processes,
+    status_of,
     wait_idle,
     wait_until,
 )
@@ -73,6 +74,8 @@ def test_a_fault_that_ends_a_stage(server: Server, unharmed: None, fault: str) -
     assert (speech.finish().audio == spoken).all()
 
     wait_until(server.is_ready, "the stage is back", READY_SECONDS)
+    why = status_of(server, stage)["reason"]
+    assert ("out of memory" in why) == (fault == "prefill_memory"), why
     again = ask_together(server, "chat", [(marked(marker), GREEDY | fresh()) for marker in MARKERS])
     assert [answer.text for answer in again] == clean
     assert {name: process.pid for name, process in stage_processes(server).items() if name != stage} == others

@@ -23,6 +23,7 @@ AFTER_TOKENS = 3
 """Faults of running sequences strike once the answer is so long, in the middle of decoding."""
 DEATH_SECONDS = 0.4
 """So long after a hand-over prefill ends itself; decode takes the pages later than that."""
+PREFILL_ENDS = ("prefill_dies", "prefill_memory")
 FOREIGN = 0x3C
 """What the new holder of a freed page writes into it."""
 
@@ -36,7 +37,7 @@ class Faults:
         self._transfer_seconds = transfer_seconds
         self._struck: WeakSet[Sequence] = WeakSet()
         self._intruders: list[int] = []
-        self._death = math.inf
+        self._death, self._memory = math.inf, False
 
     def of(self, salt: str) -> str | None:
         """The fault that a request of this salt carries."""
@@ -59,16 +60,16 @@ class Faults:
 
     def delay(self, salt: str) -> float:
         """Seconds that the request's pages take to decode."""
-        delays = {"dropped_transfer": math.inf, "slow_transfer": 2 * self._transfer_seconds, "prefill_dies": 2 * DEATH_SECONDS}
-        return delays.get(self.of(salt) or "", 0.0)
+        delays = {"dropped_transfer": math.inf, "slow_transfer": 2 * self._transfer_seconds}
+        return (delays | dict.fromkeys(PREFILL_ENDS, 2 * DEATH_SECONDS)).get(self.of(salt) or "", 0.0)
 
     def handed_over(self, salt: str, block: int) -> None:
         """Prefill has lent the request's pages, of which ``block`` is the last."""
         kind = self.of(salt)
         if kind == "flipped_byte":
             self._pages.block(block)[self._pages.header.block_bytes // 2] ^= 0x10
-        elif kind == "prefill_dies":
-            self._death = time.monotonic() + DEATH_SECONDS
+        elif kind in PREFILL_ENDS:
+            self._death, self._memory = time.monotonic() + DEATH_SECONDS, kind == "prefill_memory"
 
     def pulled(self, salt: str) -> None:
         """Decode has copied the request's pages and not released them yet."""
@@ -77,6 +78,8 @@ class Faults:
 
     def tend(self, now: float) -> None:
         if now >= self._death:
+            if self._memory:
+                raise MemoryError("a fault was asked for")
             self._die()
 
     @staticmethod
