@@ -19,7 +19,6 @@ from tritone.integrity.faults import Faults
 from tritone.messages import BlockRefs, Event, Failure, GenerateRequest, Prefilled, TokenInfo, failure_event, start_event
 from tritone.metrics import Metrics
 from tritone.pools import BlockPool, CancelBoard, PoolExhausted, Views
-from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.answer import Answer
 from tritone.stages.hidden import AnswerRows, HeldRows, HiddenWriter, StateRows
 from tritone.stages.loop import EngineLoop
@@ -130,7 +129,7 @@ class DecodeStage:
         """Forget cancelled sessions whose hand-over will not come."""
         now = time.monotonic()
         for session, seen in list(self._announced.items()):
-            if now - seen > PURGE_SECONDS and self._board.is_cancelled(session):
+            if self._board.is_over(session, now - seen):
                 self._announced.pop(session, None)
 
     def stop(self) -> None:

@@ -18,7 +18,6 @@ from tritone.messages import Event, Failure, Tensors, client_tensors, failure_ev
 from tritone.metrics import Metrics
 from tritone.options import Options
 from tritone.pools import CancelBoard, Views
-from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.reply import Reply
 
 SAMPLE_RATE = 24_000
@@ -109,7 +108,7 @@ class PostprocessStage:
         """Forget cancelled sessions whose end will not come: Triton drops cancelled requests between two stages."""
         now = time.monotonic()
         for number, session in list(self._sessions.items()):
-            if now - session.seen > PURGE_SECONDS and self._board.is_cancelled(number):
+            if self._board.is_over(number, now - session.seen):
                 self._sessions.pop(number, None)
         self._metrics.gauge("tritone_sessions", len(self._sessions))
 

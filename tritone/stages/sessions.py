@@ -85,7 +85,7 @@ class SpeechSessions(ABC, Generic[State]):
         for session, seen in list(self._seen.items()):
             if now - seen > PURGE_SECONDS and session not in self._sessions:
                 self._seen.pop(session, None)
-            elif now - seen > PURGE_SECONDS and self._board.is_cancelled(session):
+            elif self._board.is_over(session, now - seen):
                 self._sessions.pop(session, None)
         self._gauge()
 
@@ -124,7 +124,7 @@ class SpeechSessions(ABC, Generic[State]):
         if not is_last(event):
             self._failed.add(session)
         self._sessions.pop(session, None)
-        self._board.post(session)
+        self._board.fail(session)
         code = error.code if isinstance(error, TritoneError) else "INTERNAL"
         message = error.message if isinstance(error, TritoneError) else f"{self.name}: {error!r}"
         self.metrics.count("tritone_requests_total", outcome="error")

@@ -1,5 +1,5 @@
 /* The cancel board (tritone/pools/board.py), made by the first stage that looks for it: the word of a cancelled session
-   holds its number. */
+   holds its number; with FAILED beside it the client still listens, for the error. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,6 +10,7 @@
 #include "guard.h"
 
 #define WORDS (1 << 16)
+#define FAILED ((uint64_t)1 << 63)
 
 static volatile uint64_t *board(void) {
   static volatile uint64_t *mapped;
@@ -28,10 +29,10 @@ static volatile uint64_t *board(void) {
 
 bool is_cancelled(uint64_t session) {
   volatile uint64_t *words = board();
-  return words != NULL && words[session % WORDS] == session;
+  return words != NULL && (words[session % WORDS] & ~FAILED) == session;
 }
 
 void cancel(uint64_t session) {
   volatile uint64_t *words = board();
-  if (words != NULL) words[session % WORDS] = session;
+  if (words != NULL && words[session % WORDS] != session) words[session % WORDS] = session | FAILED;
 }
