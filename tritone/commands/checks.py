@@ -186,7 +186,7 @@ def _checkpoint(deployment: Deployment) -> Check:
 
 def _voice(deployment: Deployment) -> Check:
     if deployment.voice == OWN_VOICE:
-        return Check("voice", "note", "the checkpoint's own, which is not served yet", "--plan says what it takes")
+        return Check("voice", "ok", "the checkpoint's own")
     return Check("voice", "ok", "none: text only") if deployment.voice is None else _prepared("voice", deployment.voice)
 
 
