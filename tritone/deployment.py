@@ -33,6 +33,9 @@ Fault = Literal[
 DENSE_WEIGHTS: dict[str, DType] = {"bf16": "bfloat16", "float32": "float32"}
 """The ``dtype`` of each ``weights`` that is not quantised."""
 
+DENSE_NAMES: dict[str, Literal["bf16", "float32"]] = {"bfloat16": "bf16", "float32": "float32"}
+"""What a ``dtype`` is called among ``weights`` and ``kv``."""
+
 OWN_VOICE = "checkpoint"
 """The ``voice`` that is the checkpoint's own talker and vocoder."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tritone.deployment import OWN_VOICE, Deployment, EngineStage
+from tritone.deployment import DENSE_NAMES, OWN_VOICE, Deployment, EngineStage
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of one element."""
@@ -70,7 +70,6 @@ def required_shared_memory(deployment: Deployment) -> int:
             total += deployment.talker.hidden_blocks * HIDDEN_ROWS * config["hidden_size"] * ITEM_SIZES[part.dtype]
     if deployment.voice == OWN_VOICE:
         talker = deployment.talker
-        kv = {"float32": "float32", "bfloat16": "bf16"}[talker.dtype]
-        page = deployment.page_size * _token_bytes(talker_config(checkpoint), kv)
+        page = deployment.page_size * _token_bytes(talker_config(checkpoint), DENSE_NAMES[talker.dtype])
         total += talker.pool_tokens // deployment.page_size * page
     return total

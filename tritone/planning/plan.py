@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tritone.deployment import DENSE_WEIGHTS, OWN_VOICE, Deployment, EngineStage
+from tritone.deployment import DENSE_NAMES, DENSE_WEIGHTS, OWN_VOICE, Deployment, EngineStage
 from tritone.errors import bad
 from tritone.planning.decoders import DecoderSizes
 from tritone.planning.memory import Memory, shown
@@ -175,7 +175,7 @@ def _talker(deployment: Deployment, model: Model, text: DecoderSizes, memory: Me
 
 
 def _dense(dtype: str, memory: Memory) -> str:
-    return memory.dense if dtype == "auto" else {"bfloat16": "bf16", "float32": "float32"}[dtype]
+    return memory.dense if dtype == "auto" else DENSE_NAMES[dtype]
 
 
 def _chosen(part: EngineStage, dense: str, stored: Stored | None) -> str:

@@ -116,14 +116,8 @@ def build_engine(
     )
     config: DecoderConfig = model.config
     itemsize = ITEM_SIZES[part.dtype]
-    shape = config.page_shape(deployment.page_size)
-    kv_dtype = KV_DTYPES[part.kv]
-    # Before the pool: whoever finds the pool's header finds the ledger of the same owner.
-    ledger = None if deployment.integrity.mode == "off" else Ledger(directory, f"{name}_pages", owner=True)
-    pages = BlockPool(
-        directory, f"{name}_pages", page_count(deployment, part), shape, kv_dtype, ITEM_SIZES[kv_dtype],
-        seal=deployment.integrity.checksum,
-    )
+    pages, tracker = page_pool(deployment, part, directory, name, config, seal=deployment.integrity.checksum)
+    shape, kv_dtype = pages.header.shape, pages.header.dtype
     check_pools(deployment, directory)
     hidden = None
     if deployment.voice:
@@ -137,7 +131,7 @@ def build_engine(
         part.max_sequences,
         part.max_batch_tokens,
         cache=cache,
-        tracker=Tracker(pages, ledger, log_only=deployment.integrity.mode == "log") if ledger else NoTracker(),
+        tracker=tracker,
         max_chunk_tokens=max_chunk_tokens,
     )
     kv: KV = torch_view(pages.data, kv_dtype, shape)
@@ -153,6 +147,18 @@ def build_engine(
         held = (page_count(deployment, part), deployment.page_size, config.hidden_size)
         rows = torch.zeros(held, dtype=getattr(torch, part.dtype))
     return Engine(model, kv, scheduler, rows), pages, hidden
+
+
+def page_pool(
+    deployment: Deployment, part: EngineStage, directory: Path, name: str, config: DecoderConfig, *, seal: bool = False
+) -> tuple[BlockPool, Tracker | NoTracker]:
+    """The pool ``<name>_pages`` of an engine in the run directory, and what checks its pages, as ``integrity.mode`` says."""
+    # Before the pool: whoever finds the pool's header finds the ledger of the same owner.
+    ledger = None if deployment.integrity.mode == "off" else Ledger(directory, f"{name}_pages", owner=True)
+    shape, dtype = config.page_shape(deployment.page_size), KV_DTYPES[part.kv]
+    count, itemsize = page_count(deployment, part), ITEM_SIZES[dtype]
+    pages = BlockPool(directory, f"{name}_pages", count, shape, dtype, itemsize, seal=seal)
+    return pages, Tracker(pages, ledger, log_only=deployment.integrity.mode == "log") if ledger else NoTracker()
 
 
 def _rows(deployment: Deployment, engine: Engine) -> AnswerRows | None:

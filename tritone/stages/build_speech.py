@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritone.deployment import OWN_VOICE, Deployment, EngineStage
+from tritone.deployment import DENSE_NAMES, OWN_VOICE, Deployment, EngineStage
 from tritone.metrics import Metrics
 from tritone.pools import CancelBoard, Views
 from tritone.progress import LoadProgress
@@ -53,6 +53,6 @@ def _code_talker(deployment: Deployment, directory: Path, metrics: Metrics, rest
 
     part = EngineStage.model_validate(
         deployment.talker.model_dump(exclude={"hidden_blocks"})
-        | {"checkpoint": deployment.checkpoint, "kv": {"bfloat16": "bf16", "float32": "float32"}[deployment.talker.dtype]}
+        | {"checkpoint": deployment.checkpoint, "kv": DENSE_NAMES[deployment.talker.dtype]}
     )
     return build_code_talker(deployment, part, directory, metrics, restarted)

@@ -13,17 +13,16 @@ from tritone.deployment import Deployment, EngineStage
 from tritone.engine.scheduler import Scheduler
 from tritone.engine.talker import SpeechPrompt, TalkerEngine, TalkerModel, TalkerSequence
 from tritone.errors import bad
-from tritone.integrity import Ledger, NoTracker, Tracker
 from tritone.metrics import Metrics
 from tritone.models.omni.heard import Heard
 from tritone.models.omni.script import StreamedScript
 from tritone.models.omni.talker_config import declared, speech_defaults
 from tritone.models.omni.talker_loading import OmniTalker, load_talker
 from tritone.options import Options, Sampling
-from tritone.pools import BlockPool, CancelBoard, Views
+from tritone.pools import CancelBoard, Views
 from tritone.pools.pool import torch_view
 from tritone.progress import LoadProgress
-from tritone.sizes import ITEM_SIZES, KV_DTYPES, page_count
+from tritone.stages.build import page_pool
 from tritone.stages.code_talker import CodeTalkerStage, Opener
 
 CHUNK = 64
@@ -50,18 +49,16 @@ def build_code_talker(
         weights=part.weights,
         group=part.group,
     )
-    shape, kv_dtype = model.decoder.config.page_shape(deployment.page_size), KV_DTYPES[part.kv]
-    ledger = None if deployment.integrity.mode == "off" else Ledger(directory, "talker_pages", owner=True)
-    pages = BlockPool(directory, "talker_pages", page_count(deployment, part), shape, kv_dtype, ITEM_SIZES[kv_dtype])
+    pages, tracker = page_pool(deployment, part, directory, "talker", model.decoder.config)
     scheduler = Scheduler(
         pages,
         deployment.page_size,
         part.max_sequences,
         part.max_batch_tokens,
-        tracker=Tracker(pages, ledger, log_only=deployment.integrity.mode == "log") if ledger else NoTracker(),
+        tracker=tracker,
         max_chunk_tokens=CHUNK,
     )
-    engine = TalkerEngine(model, torch_view(pages.data, kv_dtype, shape), scheduler, positions)
+    engine = TalkerEngine(model, torch_view(pages.data, pages.header.dtype, pages.header.shape), scheduler, positions)
     warm_up(engine)
     return CodeTalkerStage(
         engine,

@@ -117,7 +117,7 @@ class PrefillStage:
     def _see(self, job: _Job) -> None:
         """Have a request's media computed, beside the engine; then it is added."""
         if self._media is None:
-            message = "prefill: this checkpoint takes no media"
+            message = "media: audio or images; allowed: text alone, the checkpoint takes nothing else"
             self._answer(job, failure=Failure("error", "INVALID_ARGUMENT", message))
             return
         if len(self._seeing) >= self._max_queue:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from tritone.checkpoints import Progress, resolve_checkpoint, resolve_voice
-from tritone.deployment import DENSE_WEIGHTS, OWN_VOICE, Deployment, EngineStage
+from tritone.deployment import DENSE_NAMES, DENSE_WEIGHTS, OWN_VOICE, Deployment, EngineStage
 from tritone.errors import bad
 from tritone.models.omni.families import FAMILIES
 from tritone.sizes import decoder_config, model_type, token_bytes
@@ -91,7 +91,7 @@ def has_bfloat16() -> bool:
 
 def _stage(name: str, stage: EngineStage, checkpoint: Path, page_size: int) -> EngineStage:
     dtype = _dtype(DENSE_WEIGHTS.get(stage.weights, stage.dtype))
-    kv = stage.kv if stage.kv != "auto" else {"bfloat16": "bf16", "float32": "float32"}[dtype]
+    kv = stage.kv if stage.kv != "auto" else DENSE_NAMES[dtype]
     tokens = stage.pool_tokens
     if stage.pool_bytes:
         page_bytes = token_bytes(checkpoint, kv) * page_size

@@ -11,8 +11,8 @@ from tritone.kernels import KV
 from tritone.models.decoder import Batch, Decoder, Linear
 from tritone.models.omni.heard import Heard
 from tritone.models.omni.script import StreamedScript
-from tritone.models.omni.voices import Voices
 from tritone.options import Sampling
+from tritone.voices import Voices
 
 
 @dataclass(frozen=True)

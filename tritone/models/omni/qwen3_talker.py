@@ -13,8 +13,8 @@ from tritone.models.code_predictor import CodePredictor
 from tritone.models.decoder import Batch, Decoder, Linear
 from tritone.models.omni.heard import Heard
 from tritone.models.omni.script import StreamedScript
-from tritone.models.omni.voices import Voices
 from tritone.options import Sampling
+from tritone.voices import Voices
 
 RESIDUAL = Sampling(temperature=1.0, top_k=50, top_p=0.8)
 """How residual codes are drawn, whatever codebook 0 has; only a greedy sequence has greedy ones."""

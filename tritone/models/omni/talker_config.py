@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tritone.errors import bad
+from tritone.models.omni.families import read_config
 from tritone.models.omni.heard import Hearing, hear_all, hear_user
 from tritone.models.omni.voicebox.speakers import DEFAULT, read_text_begins
-from tritone.models.omni.voices import Voices
 from tritone.options import Sampling
+from tritone.voices import Voices
 
 QWEN3, QWEN25 = "qwen3_omni_moe", "qwen2_5_omni"
 _CALLS = {
@@ -33,11 +34,7 @@ class SpeechDefaults:
 
 def declared(path: str | Path) -> Mapping[str, Any]:
     """``config.json`` of an omni checkpoint, completed with the defaults of its classes. Raises ``InvalidArgument``."""
-    from transformers import AutoConfig
-
-    config: dict[str, Any] = AutoConfig.from_pretrained(str(path), local_files_only=True).to_dict()
-    if config["model_type"] not in _CALLS:
-        raise bad("model_type", config["model_type"], ", ".join(_CALLS))
+    config: dict[str, Any] = read_config(Path(path))[0].to_dict()
     if not config.get("enable_audio_output", True):
         raise bad("enable_audio_output", False, "true: a checkpoint with a Talker")
     return config

@@ -47,7 +47,7 @@ void sweep(void);
 /* supervisor.c: whether new requests are refused. */
 bool is_draining(void);
 
-/* board.c: the cancel board of the run directory. */
+/* board.c: the cancel board of the run directory. `cancel` posts a failure: the client still listens, for its error. */
 bool is_cancelled(uint64_t session);
 void cancel(uint64_t session);
 
