@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.helpers import Scrape, wait_idle
+from tests.server.helpers import nothing_left_behind
 from tests.server.serving import make_deployment
 from tritone.deployment import Deployment
 from tritone.supervisor import Server
@@ -34,10 +34,5 @@ def tokenizer(deployment: Deployment) -> Any:
 @pytest.fixture
 def unharmed(server: Server) -> Iterator[None]:
     """Around a test: afterwards the server is ready, holds nothing, and has as many free blocks as before."""
-    wait_idle(server)
-    before = Scrape(server).gauges()
-    yield
-    assert server.is_ready()
-    wait_idle(server)
-    after = Scrape(server).gauges()
-    assert {key: after[key] for key in before} == before
+    with nothing_left_behind(server):
+        yield

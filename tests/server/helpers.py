@@ -344,6 +344,34 @@ def wait_idle(server: Server, timeout: float = 10.0) -> float:
     return time.monotonic() - begun
 
 
+@contextmanager
+def nothing_left_behind(server: Server, timeout: float = 10.0) -> Iterator[None]:
+    """Afterwards the server is ready, holds nothing, and has as many free blocks as before.
+
+    A stage's gauges are up to an export interval old: a look may show a request that is over by then, so what is left
+    behind is what stays.
+    """
+    wanted: dict[str, float] = {}
+
+    def is_idle() -> bool:
+        look = Scrape(server)
+        wanted.clear()
+        wanted.update(look.gauges())
+        return not look.held() and Scrape(server).gauges() == wanted  # twice the same: not seen amid an export
+
+    wait_until(is_idle, "an idle server", timeout)
+    yield
+    assert server.is_ready()
+    deadline = time.monotonic() + timeout
+    while True:
+        gauges = Scrape(server).gauges()
+        after = {key: gauges[key] for key in wanted}  # a new server has not exported every gauge yet
+        if after == wanted or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    assert after == wanted
+
+
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():

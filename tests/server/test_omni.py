@@ -12,7 +12,7 @@ import transformers
 
 from tests.omni_cascade import WORDS, expected, inputs, message, written
 from tests.omni_processor import reference_processor
-from tests.server.helpers import Answer, Request, Scrape, ask, ask_together, generate, http_get, refusal, wait_idle
+from tests.server.helpers import Answer, Request, ask, ask_together, generate, http_get, nothing_left_behind, refusal
 from tests.talker_reference import SPEAKER, Reference
 from tests.unit.media_files import noise, pixels
 from tritone.cache import default_cache
@@ -47,13 +47,8 @@ def omni(reference: Reference) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def unhurt(omni: Server) -> Iterator[None]:
     """After each test the server is ready, holds nothing, and has as many free blocks as before."""
-    wait_idle(omni)
-    before = Scrape(omni).gauges()
-    yield
-    assert omni.is_ready()
-    wait_idle(omni)
-    after = Scrape(omni).gauges()
-    assert {key: after[key] for key in before} == before
+    with nothing_left_behind(omni):
+        yield
 
 
 def test_tokens_codes_and_sound_are_those_of_transformers(
