@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.omni_prompts import Asked, ask, audio_token, image_token
-from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
+from perf.omni.tiny import make_qwen3_omni, make_qwen25_omni
 
 SPEAKER = "Ethan"
 
