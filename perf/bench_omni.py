@@ -1,14 +1,14 @@
 """A tiny Qwen3-Omni under concurrent speech requests through the whole server, in three systems.
 
 - ``overlapped``: the shipped cascade;
-- ``without overlap``: the same stages without overlap, each of speech waiting for the whole output of the one before. Text and the
-  chunks of sound still reach the client as they are made, so overlap is all that differs (``perf/omni/without_overlap.py``);
+- ``without overlap``: the same stages, but Talker and VoiceBox begin when the stage before has said everything. Text and chunks
+  of sound still reach the client as they are made, so overlap is all that differs (``perf/omni/without_overlap.py``);
 - ``transformers``: its own ``generate``, with text as it is made, in one Triton model that takes request by request
-  (``perf/omni/reference``). Server, protocol and client are the same, so what differs is what is behind them.
+  (``perf/omni/reference``). Server, protocol, client and threads are the same, so what differs is what is behind them.
 
-All answers are greedy and equally long in text and sound. The systems take turns, burst by burst; questions alternate. With
-one checkpoint and greedy speech, all answers to one question must have the same sound, to the bit, in both cascades: alone,
-among equal ones, and after another question. What the first requests after a start take is measured beside later ones.
+All answers are greedy and equally long in text and sound. The systems take turns, burst by burst; questions alternate. Since
+checkpoint and speech leave nothing to chance, all answers to one question must have the same sound, to the bit, in both
+cascades: alone, among equal ones, and after another question. The first requests after a start are compared with later ones.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def first_and_later(running: Server) -> dict[str, dict[str, float]]:
     """Seconds to the first audio of the first request of each mode after a start, and of the median later one."""
     found = {}
     with Client(running.grpc_url) as client:
+        client.is_ready()
         firsts = {mode: ask(client, QUESTIONS[0], TOKENS, audio_mode=mode).first_audio for mode in MODES}
         for mode, first in firsts.items():
             later = [ask(client, QUESTIONS[0], TOKENS, audio_mode=mode).first_audio for _ in range(STEADY)]
@@ -110,6 +111,7 @@ class Bench:
 
 def growth(streams: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Of each system, first audio at each number of streams beside that of one alone."""
+
     def middle(row: Any, system: str) -> float:
         value: float = row[system]["first audio s"]["p50"]["median"]
         return value
@@ -130,7 +132,8 @@ def bars(results: dict[str, Any]) -> list[Bar]:
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    table = Table(title=f"{results['tokens']} tokens, {results['seconds of speech']:.1f} s of speech; median (lowest … highest)")
+    workload = f"{results['tokens']} tokens and {results['seconds of speech']:.1f} s of speech each"
+    table = Table(title=f"{workload}; median (lowest … highest)")
     columns = ("streams", "", "first text s", "p95", "first audio s", "p95", "audio s / s", "real-time factor", "ours / its")
     for column in columns:
         table.add_column(column, justify="left" if not column else "right")
