@@ -84,12 +84,14 @@ class Bench:
 
     def compare(self, streams: int, rounds: int, reference_rounds: int) -> dict[str, Any]:
         bursts: dict[str, list[Burst]] = {system: [] for system in self.servers}
+        done, total = 0, 2 * rounds + reference_rounds
         for number in range(rounds):
             question = QUESTIONS[number % len(QUESTIONS)]
             for system, running in self.servers.items():
                 if system == "transformers" and number >= reference_rounds:
                     continue
-                self.progress(f"{streams} at once, {system}", number, rounds)
+                self.progress(f"{streams} at once", done, total)
+                done += 1
                 burst = ask_together(running.grpc_url, streams, question, TOKENS)
                 self._check(system, question, burst)
                 bursts[system].append(burst)

@@ -1,6 +1,7 @@
 """transformers' ``generate`` of an omni checkpoint as one Triton model: text as it is made, then the whole sound."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -22,8 +23,9 @@ class TritonPythonModel:
         self._torch = torch
         self._tokenizer = AutoTokenizer.from_pretrained(deployment.checkpoint)
         self._model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(deployment.checkpoint, dtype=torch.float32).eval()
+        limits = json.loads((Path(deployment.checkpoint) / "generation_config.json").read_text())
         # A frame's residual codes are made in the step after it.
-        self._frames = self._model.generation_config.talker_max_new_tokens + 1
+        self._frames = limits["talker_max_new_tokens"] + 1
         self._generate("Hello", 4, lambda text: None, frames=16)
 
     def execute(self, requests):
