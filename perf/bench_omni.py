@@ -38,30 +38,32 @@ FRAMES = 192
 """15 s of speech: English has about four tokens a second."""
 QUESTIONS = ("Hello, how are you today?", "Describe this sound in one sentence please.")
 MODES = ("latency", "quality")
-STEADY = 5
-"""Later requests beside each first one."""
+WIDTH = 100
+"""Columns that the table needs."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``bursts``: by how many requests are in one, how many of both cascades and of transformers; ``starts`` of a server."""
+    """``bursts``: by how many requests are in one, how many of both cascades and of transformers; ``starts`` of a server, and
+    ``later`` requests beside each first one."""
 
     bursts: dict[int, tuple[int, int]]
     starts: int
+    later: int
 
 
-FULL = Plan({1: (7, 3), 4: (5, 2), 16: (5, 1), 64: (3, 1)}, starts=3)
-QUICK = Plan({1: (3, 1), 4: (2, 1)}, starts=1)
+FULL = Plan({1: (7, 3), 4: (5, 2), 16: (5, 1), 64: (3, 1)}, starts=3, later=5)
+QUICK = Plan({1: (2, 1), 2: (1, 1)}, starts=1, later=3)
 
 
-def first_and_later(running: Server) -> dict[str, dict[str, float]]:
-    """Seconds to the first audio of the first request of each mode after a start, and of the median later one."""
+def first_and_later(running: Server, count: int) -> dict[str, dict[str, float]]:
+    """Seconds to the first audio of the first request of each mode after a start, and of the median of ``count`` later ones."""
     found = {}
     with Client(running.grpc_url) as client:
         client.is_ready()
         firsts = {mode: ask(client, QUESTIONS[0], TOKENS, audio_mode=mode).first_audio for mode in MODES}
         for mode, first in firsts.items():
-            later = [ask(client, QUESTIONS[0], TOKENS, audio_mode=mode).first_audio for _ in range(STEADY)]
+            later = [ask(client, QUESTIONS[0], TOKENS, audio_mode=mode).first_audio for _ in range(count)]
             found[mode] = {"first": first, "later": median(later)}
     return found
 
@@ -135,23 +137,28 @@ def bars(results: dict[str, Any]) -> list[Bar]:
 
 def show(results: dict[str, Any], console: Console) -> None:
     workload = f"{results['tokens']} tokens and {results['seconds of speech']:.1f} s of speech each"
-    table = Table(title=f"{workload}; median (lowest … highest)")
-    columns = ("streams", "", "first text s", "p95", "first audio s", "p95", "audio s / s", "real-time factor", "ours / its")
-    for column in columns:
-        table.add_column(column, justify="left" if not column else "right")
+    table = Table(title=f"{workload}; median (range over bursts), p95")
+    for column in ("", "first text s", "first audio s", "audio s / s", "real-time factor", "ours / its"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for streams, row in results["streams"].items():
         for system in SYSTEMS:
             found = row[system]
+            text, audio = found["first text s"], found["first audio s"]
+            middle = audio["p50"]
             ratio = row.get(f"first audio, overlapped / {system}")
-            cells = [streams if system == SYSTEMS[0] else "", system]
-            for name in ("first text s", "first audio s"):
-                cells += [str(Spread(**found[name]["p50"])), f"{found[name]['p95']:.3g}"]
-            cells += [str(Spread(**found[name])) for name in ("audio seconds / s", "real-time factor")]
-            table.add_row(*cells, f"{ratio['median']:.3g}" if ratio else "", end_section=system == SYSTEMS[-1])
+            table.add_row(
+                f"{streams}, {system}",
+                f"{text['p50']['median']:.2g}, {text['p95']:.2g}",
+                f"{middle['median']:.2g} ({middle['low']:.2g}–{middle['high']:.2g}), {audio['p95']:.2g}",
+                f"{found['audio seconds / s']['median']:.1f}",
+                f"{found['real-time factor']['median']:.2g}",
+                f"{ratio['median']:.2g}" if ratio else "",
+                end_section=system == SYSTEMS[-1],
+            )
     console.print(table)
     for system, by_streams in results["growth of first audio"].items():
-        console.print(f"first audio beside one stream, {system}: "
-                      + ", ".join(f"{n} at once {value:.1f} x" for n, value in by_streams.items()))
+        grown = ", ".join(f"{n} at once {value:.1f} x" for n, value in by_streams.items())
+        console.print(f"first audio beside one stream, {system}: {grown}")
     for mode, row in results["after a start"].items():
         console.print(f"{mode}: first request after a start / later ones {Spread(**row['first / later'])}")
 
@@ -169,13 +176,13 @@ def main() -> None:
             for number in range(plan.starts - 1):
                 progress("starts", number, plan.starts)
                 with server("overlapped", checkpoint, directory) as running:
-                    firsts.append(first_and_later(running))
+                    firsts.append(first_and_later(running, plan.later))
             servers = {}
             for system in SYSTEMS:
                 progress(f"starting {system}")
                 servers[system] = stack.enter_context(server(system, checkpoint, directory))
                 if system == "overlapped":
-                    firsts.append(first_and_later(servers[system]))
+                    firsts.append(first_and_later(servers[system], plan.later))
             results["after a start"] = after_start(firsts)
             bench = Bench(servers, progress)
             for streams, rounds in plan.bursts.items():
@@ -185,7 +192,7 @@ def main() -> None:
         shutil.rmtree(directory, ignore_errors=True)
     results["growth of first audio"] = growth(results["streams"])
     results["seconds taken"] = round(time.monotonic() - begun)
-    show(results, Console())
+    show(results, Console(width=max(WIDTH, Console().width)))
     plot(results, RESULTS / f"omni{'.quick' if quick else ''}.png")
     finish("omni", results, bars(results))
 

@@ -30,6 +30,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
         _line(rate, streams, [row[system]["audio seconds / s"] for row in rows.values()], system)
         _line(factor, streams, [row[system]["real-time factor"] for row in rows.values()], system)
     factor.axhline(1, color="black", linewidth=0.8)
+    first.set_yscale("log")
+    factor.set_yscale("log")
+    rate.set_ylim(bottom=0)
     _label(first, streams, "first audio, seconds (dotted: p95)")
     _label(rate, streams, "seconds of audio made in a second")
     _label(factor, streams, "seconds of an answer / seconds of its audio")
@@ -47,7 +50,6 @@ def _line(axes: Any, streams: list[int], spreads: list[dict[str, float]], system
 
 def _label(axes: Any, streams: list[int], title: str) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     axes.set_xticks(streams, [str(number) for number in streams])
     axes.set_xlabel("requests at once")
     axes.set_title(title, fontsize=10)
