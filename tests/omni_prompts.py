@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
+from perf.omni.tiny import make_qwen3_omni, make_qwen25_omni
 from tritone.models.decoder import Decoder, load_decoder
 from tritone.models.omni.prompt import MediaPrompt
 

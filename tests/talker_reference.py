@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import transformers
 
+from perf.omni.tiny import make_qwen3_omni, make_qwen25_omni
 from tests.omni_prompts import Asked, ask, audio_token, image_token
-from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
 
 SPEAKER = "Ethan"
 

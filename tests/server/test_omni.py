@@ -140,3 +140,11 @@ def test_many_at_once_and_alone_say_the_same(omni: Server) -> None:
     asked = [(message([f"{word}", *content]), GREEDY) for word in ("one", "two") for content in ASKED.values()]
     together = [one(answer) for answer in ask_together(omni, "omni", asked)]
     assert together == [one(ask(omni, "omni", content, **options)) for content, options in asked]
+
+
+def test_equal_requests_sound_alike(omni: Server) -> None:
+    """Five at once, and alone before and after another."""
+    together = {answer.audio.tobytes() for answer in ask_together(omni, "omni", [("Hello", GREEDY)] * 5)}
+    before, other, after = (ask(omni, "omni", said, **GREEDY).audio.tobytes() for said in ("Hello", "one two three", "Hello"))
+    assert together == {before} == {after}
+    assert other not in together

@@ -11,7 +11,7 @@ import pytest
 from helpers import assert_fits, handoff
 from media_files import base64_of, image_file, noise, pixels, sound_file
 
-from tests.tiny_omni import make_qwen3_omni
+from perf.omni.tiny import make_qwen3_omni
 from tritone.deployment import Deployment
 from tritone.errors import InvalidArgument
 from tritone.media import parts

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_omni import make_qwen3_omni
+from perf.omni.tiny import make_qwen3_omni
 from tests.unit.omni_sound import Audio, assert_no_click, decibels, draw_codes, streamed
 from tritone.errors import InvalidArgument
 from tritone.models.omni.voicebox.box import OmniVoiceBox

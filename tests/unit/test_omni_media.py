@@ -13,8 +13,8 @@ import transformers
 from media_files import noise, pixels
 from PIL import Image
 
+from perf.omni.tiny import make_qwen3_omni, make_qwen25_omni
 from tests.omni_processor import reference_processor
-from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
 from tritone.errors import InvalidArgument
 from tritone.media.audio import AudioClip
 from tritone.media.features import MediaFeatures

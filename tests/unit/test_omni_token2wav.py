@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny_omni import make_qwen25_omni
+from perf.omni.tiny import make_qwen25_omni
 from tests.unit.omni_sound import Audio, assert_no_click, decibels, draw_codes, streamed
 from tritone.errors import InvalidArgument
 from tritone.models.omni.voicebox.loading import load_voicebox

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_omni import make_qwen3_omni, make_qwen25_omni
+from perf.omni.tiny import make_qwen3_omni, make_qwen25_omni
 from tritone.deployment import Deployment
 from tritone.errors import InvalidArgument
 from tritone.models.decoder import parts

@@ -100,8 +100,9 @@ def _random(cls: Any, config: Any, dtype: torch.dtype) -> Any:
     return model.to(dtype)
 
 
-def make_qwen3_omni(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """``Qwen3OmniMoeForConditionalGeneration``; gives the model that was saved."""
+def make_qwen3_omni(directory: Path, dtype: torch.dtype = torch.float32, *, endless: bool = False) -> Any:
+    """``Qwen3OmniMoeForConditionalGeneration``; gives the model that was saved. ``endless``: its speech, if greedy, ends by the
+    limit of frames alone."""
     hidden, talker_hidden, groups, codebook = HIDDEN, 96, 4, 64
     first, speaker = codebook + 1, codebook + 11
     extra = {"image_token": "<|image_pad|>", "audio_token": "<|audio_pad|>", "video_token": "<|video_pad|>",
@@ -155,6 +156,9 @@ def make_qwen3_omni(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
         system_token_id=roles["system"][0], user_token_id=roles["user"][0], assistant_token_id=roles["assistant"][0],
     )
     model = _random(transformers.Qwen3OmniMoeForConditionalGeneration, config, dtype)
+    if endless:
+        # A logit of 0 is never the largest of 64 random ones.
+        model.talker.codec_head.weight.data[talker["codec_eos_token_id"]] = 0
     model.generation_config.eos_token_id = turn_end
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
