@@ -175,15 +175,52 @@ def test_plan_of_qwen3_omni_30b_by_hand(published: Model) -> None:
     assert voicebox.kv_bytes == {} and planned.shortage() == ""
 
 
-def test_what_fits_is_filled_to_the_last_page(published: Model) -> None:
+QWEN25_7B: dict[str, Any] = {
+    "architectures": ["Qwen2_5OmniModel"],
+    "model_type": "qwen2_5_omni",
+    "thinker_config": {
+        "audio_config": {"output_dim": 3584},
+        "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584},
+        "text_config": {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+                        "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768},
+    },
+    "talker_config": {"vocab_size": 8448, "hidden_size": 896, "embedding_size": 3584, "intermediate_size": 18944,
+                      "num_hidden_layers": 24, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128},
+    "token2wav_config": {"dit_config": {}, "bigvgan_config": {}},
+}  # fmt: skip
+"""Of Qwen/Qwen2.5-Omni-7B, as above; towers and vocoder are transformers' own defaults."""
+
+
+def test_qwen25_omni_7b_by_hand(tmp_path: Path) -> None:
+    model = read_model(written(tmp_path / "7b", QWEN25_7B))
+    # Thinker, a layer: q and o 2 x 3584 x 3584; k and v 2 x 512 x 3584; biases of q, k, v; MLP 3 x 18944 x 3584; two norms.
+    layer = 25_690_112 + 3_670_016 + (3584 + 2 * 512) + 203_685_888 + 2 * 3584
+    # 28 layers, embedding and head of 152064 x 3584 each, the last norm: Qwen2.5-7B, as published.
+    (thinker,) = model.thinker
+    assert thinker.parameters == 28 * layer + 2 * 544_997_376 + 3584 == 7_615_616_512
+    # Talker, a layer: q and o 2 x 1536 x 896; k and v 2 x 512 x 896; biases of q, k, v; MLP 3 x 18944 x 896; two norms.
+    layer = 2_752_512 + 917_504 + (1536 + 2 * 512) + 50_921_472 + 2 * 896
+    # Codes in 8448 x 3584 and out 8448 x 896, the projection of 3584 x 896 + 896, the last norm.
+    (talker,) = model.talker
+    assert talker.parameters == 24 * layer + 30_277_632 + 7_569_408 + 3_212_160 + 896 == 1_351_360_256
+    planned = plan(Deployment.load(DEPLOYMENTS / "qwen2.5-omni-7b.yaml"), model, GPU)
+    # 2 x 28 layers x 4 heads x 128 and 2 x 24 x 4 x 128 elements of two bytes.
+    assert [stage.kv_bytes.get("bf16") for stage in planned.stages] == [57_344, 57_344, 49_152, None]
+
+
+@pytest.mark.parametrize(("stage", "row"), [("prefill", 2 * 2048), ("decode", 0)])
+def test_what_fits_is_filled_to_the_last_page(stage: str, row: int, published: Model) -> None:
+    """Beside each token prefill keeps what the Talker gets of it: one vector of the Thinker's width."""
     data = Deployment.load(DEPLOYMENTS / "qwen3-omni-30b.yaml").model_dump()
     planned = plan(Deployment.parse(data, "t"), published, GPU)
-    tokens = planned.tokens(planned.stages[1], "fp8", "fp8")
+    (found,) = (one for one in planned.stages if one.name == stage)
+    tokens = planned.tokens(found, found.weights, found.kv)
+    assert found.token_bytes(found.kv) == found.kv_bytes[found.kv] + row
 
     def again(pool: int) -> Plan:
-        return plan(Deployment.parse(data | {"decode": data["decode"] | {"pool_tokens": pool}}, "t"), published, GPU)
+        return plan(Deployment.parse(data | {stage: data[stage] | {"pool_tokens": pool}}, "t"), published, GPU)
 
-    assert tokens > 262_144 and tokens % 32 == 0
+    assert tokens > data[stage]["pool_tokens"] and tokens % 32 == 0
     assert again(tokens).shortage() == "" and "more than --gpu-memory 141GB" in again(tokens + 32).shortage()
 
 

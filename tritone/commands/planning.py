@@ -18,7 +18,7 @@ from tritone.deployment import OWN_VOICE, Deployment
 from tritone.errors import TritoneError, bad
 from tritone.planning import Memory, Plan, plan, read_model
 from tritone.planning.memory import parse_size, shown
-from tritone.planning.plan import Stage
+from tritone.planning.plan import PAGES, Stage
 from tritone.supervisor.resolve import has_bfloat16
 
 
@@ -118,7 +118,7 @@ def _table(planned: Plan, stage: Stage) -> Table:
 
 
 def _deployed_tokens(stage: Stage) -> int:
-    return sum(pool.blocks for pool in stage.pools if pool.name == "pages") * stage.page_size
+    return sum(pool.blocks for pool in stage.pools if pool.name == PAGES) * stage.page_size
 
 
 def _as_json(planned: Plan) -> dict[str, Any]:

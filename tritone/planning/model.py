@@ -125,4 +125,5 @@ ARCHITECTURES: Mapping[str, Callable[[str, Section], Model]] = {
     **dict.fromkeys(DENSE_ARCHITECTURES, _dense),
     "Qwen3OmniMoeForConditionalGeneration": _qwen3_omni,
     "Qwen2_5OmniForConditionalGeneration": _qwen25_omni,
+    "Qwen2_5OmniModel": _qwen25_omni,  # so in the files as they were published
 }

@@ -1,7 +1,8 @@
 """What each stage of a deployment takes of one memory, and what fits into the rest.
 
-A stage's memory is its weights and its pools: pages of keys and values, and the blocks that carry hidden states to the
-Talker. What computing takes besides (activations, a GPU's context and workspaces) is not in it.
+A stage's memory is its weights and its pools: pages of keys and values, the rows that prefill keeps beside them for the
+Talker, and the blocks that carry hidden states to it. What computing takes besides (activations, a GPU's context and
+workspaces) is not in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tritone.planning.stored import Stored, stored_precisions
 from tritone.planning.tensors import Part, Precision, Tensors, dense_bytes
 from tritone.sizes import HIDDEN_ROWS, ITEM_SIZES, KV_DTYPES
 
+PAGES, ROWS = "pages", "rows for the talker"
 QUANTISED = ("fp8", "int8", "int4")
 TALKER_GROUP = 64
 VOICEBOX = "float32"
@@ -39,7 +41,8 @@ class Pool:
 class Stage:
     """One stage as deployed: ``weights`` and ``kv`` are keys of the two tables of bytes; ``kv`` is "" without pages.
 
-    ``weight_bytes``: all its weights, by precision. ``kv_bytes``: keys and values of one token, by precision.
+    ``weight_bytes``: all its weights, by precision. ``kv_bytes``: keys and values of one token, by precision; ``row_bytes``:
+    what is kept beside them for the Talker.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Stage:
     kv_bytes: Mapping[str, int]
     page_size: int
     pools: tuple[Pool, ...]
+    row_bytes: int = 0
 
     @property
     def pool_bytes(self) -> int:
@@ -57,8 +61,12 @@ class Stage:
 
     @property
     def page_bytes(self) -> int:
-        """What the page pool takes as deployed."""
-        return sum(pool.nbytes for pool in self.pools if pool.name == "pages")
+        """What the page pool takes as deployed, with the rows beside its pages."""
+        return sum(pool.nbytes for pool in self.pools if pool.name in (PAGES, ROWS))
+
+    def token_bytes(self, kv: str) -> int:
+        """Of one token in a page of this precision."""
+        return self.kv_bytes[kv] + self.row_bytes
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +92,7 @@ class Plan:
         pools, leave as they are deployed. Whole pages."""
         others = self.nbytes - stage.weight_bytes[stage.weights] - stage.page_bytes
         room = self.memory.nbytes - others - stage.weight_bytes[weights]
-        return max(0, room // (stage.page_size * stage.kv_bytes[kv])) * stage.page_size
+        return max(0, room // (stage.page_size * stage.token_bytes(kv))) * stage.page_size
 
     def sessions(self, stage: Stage, tokens: int) -> int:
         """Sequences of ``context`` tokens that a pool of ``tokens`` holds at once; each begins its own page."""
@@ -122,8 +130,8 @@ def plan(
     if own_voice and model.talker_text is None:
         raise bad("voice", deployment.voice, f"another one or null: {model.architecture} has no voice of its own")
     stages = [
-        _engine("prefill", deployment, deployment.prefill, prefill or model, memory, towers=True),
-        _engine("decode", deployment, deployment.decode, decode or model, memory, towers=False),
+        _engine("prefill", deployment, deployment.prefill, prefill or model, memory, first=True),
+        _engine("decode", deployment, deployment.decode, decode or model, memory, first=False),
     ]
     if own_voice and model.talker_text is not None:
         stages.append(_talker(deployment, model, model.talker_text, memory))
@@ -132,9 +140,10 @@ def plan(
     return Plan(model, memory, context or min(deployment.max_context or longest, longest), tuple(stages))
 
 
-def _engine(name: str, deployment: Deployment, part: EngineStage, model: Model, memory: Memory, *, towers: bool) -> Stage:
+def _engine(name: str, deployment: Deployment, part: EngineStage, model: Model, memory: Memory, *, first: bool) -> Stage:
+    """``first``: prefill, which reads media, and keeps what the checkpoint's own Talker gets of each token."""
     dense = part.weights if part.weights in DENSE_WEIGHTS else _dense(part.dtype, memory)
-    parts = (*(model.towers if towers else ()), *model.thinker)
+    parts = (*(model.towers if first else ()), *model.thinker)
     if model.tied and memory.packed_head:
         parts = (*parts, Part("packed head", (Tensors("packed head", (model.text.vocabulary, model.text.hidden)),)))
     stored = stored_precisions(model.config, dense)
@@ -142,7 +151,10 @@ def _engine(name: str, deployment: Deployment, part: EngineStage, model: Model, 
     kv_bytes = _kv_bytes(model.text, dict.fromkeys((dense, "fp8", kv)))
     page = deployment.page_size * kv_bytes[kv]
     pages = part.pool_bytes // page if part.pool_bytes else part.pool_tokens // deployment.page_size
-    pools = [Pool("pages", pages, page)]
+    pools, row = [Pool(PAGES, pages, page)], 0
+    if first and deployment.voice == OWN_VOICE:
+        row = model.text.hidden * dense_bytes(dense)
+        pools.append(Pool(ROWS, pages, deployment.page_size * row))
     if deployment.voice:
         block = HIDDEN_ROWS * model.text.hidden * dense_bytes(dense)
         pools.append(Pool("hidden states", deployment.talker.hidden_blocks, block))
@@ -155,6 +167,7 @@ def _engine(name: str, deployment: Deployment, part: EngineStage, model: Model, 
         kv_bytes=kv_bytes,
         page_size=deployment.page_size,
         pools=tuple(pools),
+        row_bytes=row,
     )
 
 
@@ -170,7 +183,7 @@ def _talker(deployment: Deployment, model: Model, text: DecoderSizes, memory: Me
         weight_bytes=_weight_bytes(model.talker, dense, TALKER_GROUP, stored_precisions(model.config, dense)),
         kv_bytes=kv_bytes,
         page_size=deployment.page_size,
-        pools=(Pool("pages", deployment.talker.pool_tokens // deployment.page_size, page),),
+        pools=(Pool(PAGES, deployment.talker.pool_tokens // deployment.page_size, page),),
     )
 
 
