@@ -141,10 +141,14 @@ class LayerwiseModel:
 
 def check_model(config: Any) -> None:
     """Refuses, by field and value, a transformers configuration that ``LayerwiseModel`` cannot run."""
-    if config.model_type not in MODEL_TYPES:
-        raise bad("model_type for calibration", config.model_type, ", ".join(MODEL_TYPES))
+    check_model_type(config.model_type)
     if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
         raise bad("layer_types for calibration", config.layer_types, "full_attention in every layer")
+
+
+def check_model_type(model_type: Any) -> None:
+    if model_type not in MODEL_TYPES:
+        raise bad("model_type for calibration", model_type, ", ".join(MODEL_TYPES))
 
 
 class _Ranges:

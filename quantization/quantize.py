@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quantization.calibration import LayerwiseModel, calibration_rows
+from quantization.calibration import LayerwiseModel, calibration_rows, check_model_type
 from quantization.checkpoints import detect, quantization_config, read_linear, store_linear
 from quantization.e4m3 import scales_from_amax
 from quantization.errors import bad, one_of
@@ -27,7 +27,8 @@ METHODS = {"int4": ("rtn", "awq", "gptq"), "int8": ("rtn", "gptq"), "fp8": ("rtn
 KV_SHARING = ("tensor", "attn_head")
 JOURNAL = "quantize.json"
 Progress = Callable[[int, int, str], None]
-_LINEAR = re.compile(r"(.*\.layers\.\d+\..*_proj)\.weight")
+_LINEAR = re.compile(r"((?:thinker\.)?model\.layers\.\d+\..*_proj)\.weight")
+"""Of the decoder that answers; an omni checkpoint's towers, Talker and vocoder have such names too, and stay as they are."""
 _WEIGHT_FILES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".partial", INDEX)
 
 
@@ -76,8 +77,9 @@ def quantize_checkpoint(
     """Writes ``destination``: a compressed-tensors checkpoint, one safetensors file a layer, with all other files of
     ``source`` but weights. Gives ``destination``.
 
-    Quantised are the ``*_proj`` matrices in decoder layers; the rest keeps its dtype. ``calibrate``: text or JSON lines
-    (``calibration_rows``), needed by awq, gptq and ``kv``, which run Llama, Qwen2 and Qwen3 decoders only.
+    Quantised are the ``*_proj`` matrices in the layers of the decoder that answers; the rest keeps its dtype.
+    ``calibrate``: text or JSON lines (``calibration_rows``), needed by awq, gptq and ``kv``, which run Llama, Qwen2 and
+    Qwen3 decoders only.
     ``progress`` gets (units done, units in all, name of the unit just done).
     In memory are one layer (in float32 while calibrating, with its inputs' Gram matrices) and the hidden states of the
     calibration text. A run that was ended may be started again with the same arguments: finished files are kept, and with
@@ -88,11 +90,13 @@ def quantize_checkpoint(
     config = _config(source)
     if settings.needs_text and calibrate is None:
         raise bad("calibrate", None, f"a text file, for method {settings.method} and kv {settings.kv}")
+    if settings.needs_text:
+        check_model_type(config.get("model_type"))
     text = Path(calibrate) if calibrate is not None and settings.needs_text else None
     with TensorFiles.of(source) as files:
         linears = [name for name in files.shapes if _LINEAR.fullmatch(name) and len(files.shapes[name]) == 2]
         if not linears:
-            raise bad("checkpoint", str(source), "one with matrices named ...layers.N..._proj.weight")
+            raise bad("checkpoint", str(source), "one with matrices named model.layers.N..._proj.weight")
         _check_widths(linears, files, settings)
         plan = units(files)
         _start(destination, _journal(files, settings, text))
@@ -131,7 +135,7 @@ class _Work:
             self._model = LayerwiseModel(source, ids, files.read("model.embed_tokens.weight"))
 
     def run(self, plan: list[Unit]) -> None:
-        last_layer = max(index for index, unit in enumerate(plan) if _layer_index(unit) is not None)
+        last_layer = max((index for index, unit in enumerate(plan) if _layer_index(unit) is not None), default=-1)
         for index, unit in enumerate(plan):
             path = _shard(self._destination, index, len(plan))
             layer = _layer_index(unit) if self._model is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quantization.errors import QuantizationError
 from quantization.quantize import Settings, quantize_checkpoint
 from tests.omni_prompts import FAMILIES, checkpoint, decoder
 from tests.unit.test_decoder import make
@@ -101,6 +103,27 @@ def test_a_quantised_checkpoint_with_experts_loads(tmp_path: Path) -> None:
         assert isinstance(found.experts[5].down, QuantizedLinear)
         assert torch.equal(found.router(x), dense.router(x))
         assert 0.001 < (found(x) - dense(x)).norm() / dense(x).norm() < bound
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2.5"])
+def test_of_an_omni_checkpoint_the_thinker_alone_is_quantised(family: str, directory: Path, tmp_path: Path) -> None:
+    path = checkpoint(family, directory)[2]
+    written = quantize_checkpoint(path, tmp_path / "fp8", Settings("fp8"))
+    before, after = load_file(path / "model.safetensors"), {}
+    for file in written.glob("*.safetensors"):
+        after |= load_file(file)
+    changed = {name for name in before if name not in after or before[name].dtype != after[name].dtype}
+    assert changed and all(re.fullmatch(r"thinker\.model\.layers\.\d\..*_proj\.weight", name) for name in changed)
+    kept = before.keys() - changed
+    assert all(torch.equal(before[name], after[name]) for name in kept)
+    assert any(name.startswith("thinker.visual.") for name in kept) and any(name.startswith("talker.") for name in kept)
+    x = torch.randn(24, 128)
+    dense, found = (load_decoder(place, torch.float32).layers[0].mlp for place in (path, written))
+    assert 0.001 < (found(x) - dense(x)).norm() / dense(x).norm() < 0.06
+    file = tmp_path / "text.txt"
+    file.write_text("Hello, how are you today? " * 50)
+    with pytest.raises(QuantizationError, match="model_type for calibration.*qwen.*omni.*allowed.*llama"):
+        quantize_checkpoint(path, tmp_path / "gptq", Settings("int4", group=32, method="gptq"), file)
 
 
 def test_a_token_never_depends_on_its_neighbours_experts(directory: Path) -> None:
