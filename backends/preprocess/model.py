@@ -20,7 +20,9 @@ class TritonPythonModel(StageModel):
         from tritone.stages.preprocess import PreprocessStage
 
         deployment = Deployment.from_environment()
-        self.work = Intake(PreprocessStage(deployment), metrics, deployment.max_wait_seconds)
+        stage = PreprocessStage(deployment)
+        media = PreprocessStage(deployment) if stage.takes_media else None
+        self.work = Intake(stage, metrics, deployment.max_wait_seconds, media)
 
     def handle(self, tensors, request):
         asked = [name for name in request.requested_output_names() if name in ROLE_OUTPUTS]

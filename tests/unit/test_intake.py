@@ -20,13 +20,14 @@ from tritone.stages.intake import REQUEST_BYTES, Intake
 from tritone.stages.preprocess import PreprocessStage
 
 READ_SECONDS = 0.02
+MEDIA_SECONDS = 0.5
 
 
 class SlowStage(PreprocessStage):
     def read(self, role: Role, raw: bytes, parameters: Mapping[str, Any], arrived: float) -> Tensors:
         if raw == b"broken":
             raise ZeroDivisionError("by zero")
-        time.sleep(READ_SECONDS)
+        time.sleep(MEDIA_SECONDS if b"input_audio" in raw else READ_SECONDS)
         return super().read(role, raw, parameters, arrived)
 
 
@@ -135,4 +136,23 @@ def test_long_requests_count_by_their_length(stage: SlowStage) -> None:
             intake.submit("chat", text, {}, FakeReply())
             taken += 1
     assert 3 <= taken <= 8
+    intake.stop()
+
+
+def test_text_does_not_wait_for_media(stage: SlowStage) -> None:
+    metrics = Metrics("preprocess")
+    intake = Intake(stage, metrics, 30.0, stage)
+    heard = json.dumps([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]).encode()
+    media, text = [FakeReply() for _ in range(2)], FakeReply()
+    begun = time.monotonic()
+    for reply in media:
+        intake.submit("chat", heard, {}, reply)
+    intake.submit("chat", b"hello", {}, text)
+    assert waiting(metrics) == 3
+    assert set(text.wait()[0]) == {"session", "ids", "media", "chat_request"}
+    assert time.monotonic() - begun < MEDIA_SECONDS and not media[0].messages
+    for reply in media:
+        assert "INVALID_ARGUMENT: messages" in str(reply.wait()[0])
+    assert time.monotonic() - begun > 2 * MEDIA_SECONDS, "one after another"
+    wait_until(lambda: waiting(metrics) == 0)
     intake.stop()

@@ -55,6 +55,10 @@ class PreprocessStage:
         self.voices = voices.names if voices else ()
         self.default_voice = voices.default if voices else ""
 
+    @property
+    def takes_media(self) -> bool:
+        return self._omni is not None
+
     def options(self, parameters: Mapping[str, Any], role: Role) -> Options:
         options = parse_options(
             parameters,
