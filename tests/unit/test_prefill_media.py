@@ -19,6 +19,7 @@ from tritone.messages import GenerateRequest
 from tritone.metrics import Metrics
 from tritone.models.omni.prompt import Ints, MediaPrompt
 from tritone.pools import CancelBoard
+from tritone.stages import media
 from tritone.stages.prefill import PrefillStage
 
 IMAGE = MediaFeatures(images=(np.zeros((2, 2, 3), np.uint8),))
@@ -106,3 +107,20 @@ def test_more_than_the_queue_are_refused(bench: Bench) -> None:
     assert refused.code == "UNAVAILABLE" and "prefill.max_queue: 2" in refused.message
     bench.towers.gate.set()
     assert all(reply.wait()[-1].handoff is not None for reply in waiting)
+
+
+def test_media_that_wait_are_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one request are taken however large they are; a cancelled one counts until its turn, as its memory does."""
+    monkeypatch.setattr(media, "MAX_HELD_BYTES", IMAGE.nbytes + 1)
+    waiting = bench.submit(seen(1))
+    wait_until(lambda: bench.towers.begun)
+    refused = bench.submit(seen(2)).wait()[-1]
+    assert refused.failure.code == "UNAVAILABLE" and refused.request.media is None
+    assert refused.failure.message.startswith("media: 12 bytes beside those that wait; allowed: ")
+    bench.board.post(1)
+    assert waiting.wait()[-1].failure.kind == "cancelled"
+    assert bench.submit(seen(3)).wait()[-1].failure.code == "UNAVAILABLE"
+    bench.towers.gate.set()
+    wait_until(lambda: bench.submit(seen(4)).wait()[-1].handoff is not None)
+    monkeypatch.setattr(media, "MAX_HELD_BYTES", 0)
+    assert bench.submit(seen(5)).wait()[-1].handoff is not None

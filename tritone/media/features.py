@@ -46,6 +46,10 @@ class MediaFeatures:
             whole.update(np.ascontiguousarray(array).data)
         return whole.hexdigest()
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.audio) + sum(array.nbytes for array in self.images)
+
     def layout(self) -> dict[str, Any]:
         """The shapes, as JSON: what :meth:`unpack` needs beside the bytes."""
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -18,6 +19,9 @@ log = logging.getLogger(__name__)
 
 Done = Callable[[MediaPrompt | TritoneError], None]
 
+MAX_HELD_BYTES = 2_000_000_000
+"""Of features that wait or are being computed. Half an hour of audio takes 92 MB."""
+
 
 class MediaTowers(Protocol):
     """:class:`tritone.models.omni.towers.Towers`."""
@@ -31,9 +35,17 @@ class MediaWorker:
     def __init__(self, towers: MediaTowers) -> None:
         self._towers = towers
         self._worker = FairWorker("prefill-media")
+        self._lock = threading.Lock()
+        self._held = 0
+
+    def has_room(self, media: MediaFeatures) -> bool:
+        """Whether these may wait, too; those of one request always may."""
+        return not self._held or self._held + media.nbytes <= MAX_HELD_BYTES
 
     def compute(self, request: GenerateRequest, wanted: Callable[[], bool], done: Done) -> None:
         """Calls ``done`` in the worker's thread, unless the request is no longer ``wanted`` at its turn."""
+        assert request.media is not None
+        self._hold(request.media.nbytes)
         self._worker.submit(request.session, lambda: self._run(request, wanted, done))
 
     def stop(self) -> None:
@@ -42,10 +54,19 @@ class MediaWorker:
     def _run(self, request: GenerateRequest, wanted: Callable[[], bool], done: Done) -> Iterator[None]:
         yield from ()
         assert request.media is not None
-        if not wanted():
-            return
         try:
-            done(self._towers.prompt(request.ids, request.media))
+            if wanted():
+                self._see(request, request.media, done)
+        finally:
+            self._hold(-request.media.nbytes)
+
+    def _hold(self, nbytes: int) -> None:
+        with self._lock:
+            self._held += nbytes
+
+    def _see(self, request: GenerateRequest, media: MediaFeatures, done: Done) -> None:
+        try:
+            done(self._towers.prompt(request.ids, media))
         except Exception as error:  # one request's fault ends that request
             end_if_out_of_memory("prefill", error)
             log.exception("prefill")

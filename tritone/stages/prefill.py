@@ -23,7 +23,7 @@ from tritone.pools import BlockPool, CancelBoard, PoolExhausted
 from tritone.pools.board import PURGE_SECONDS
 from tritone.stages.hidden import AnswerRows, HiddenWriter, StateRows
 from tritone.stages.loop import EngineLoop
-from tritone.stages.media import MediaTowers, MediaWorker
+from tritone.stages.media import MAX_HELD_BYTES, MediaTowers, MediaWorker
 from tritone.stages.outbox import Outbox
 from tritone.stages.pace import Pace
 from tritone.stages.reply import Reply
@@ -120,11 +120,16 @@ class PrefillStage:
             message = "media: audio or images; allowed: text alone, the checkpoint takes nothing else"
             self._answer(job, failure=Failure("error", "INVALID_ARGUMENT", message))
             return
-        if len(self._seeing) >= self._max_queue:
-            message = f"prefill.max_queue: {self._max_queue} requests with media wait already; try again in 1 s"
-            self._answer(job, failure=Failure("error", "UNAVAILABLE", message))
-            return
         request = job.request
+        assert request.media is not None
+        refused = ""
+        if len(self._seeing) >= self._max_queue:
+            refused = f"prefill.max_queue: {self._max_queue} requests with media wait already"
+        elif not self._media.has_room(request.media):
+            refused = f"media: {request.media.nbytes} bytes beside those that wait; allowed: {MAX_HELD_BYTES} in all"
+        if refused:
+            self._answer(job, failure=Failure("error", "UNAVAILABLE", f"{refused}; try again in 1 s"))
+            return
         self._seeing[request.session] = job
         self._media.compute(
             request, lambda: request.session in self._seeing, lambda made: self._loop.post(lambda: self._seen(job, made))
@@ -137,6 +142,7 @@ class PrefillStage:
             self._answer(job, failure=Failure("error", made.code, made.message))
             return
         job.prompt = made
+        job.request = replace(job.request, media=None)  # seen, so their memory is free
         self._add(job)
 
     def _add(self, job: _Job) -> None:
@@ -289,7 +295,7 @@ class PrefillStage:
     def _answer(self, job: _Job, *, handoff: Handoff | None = None, failure: Failure | None = None) -> None:
         if failure is not None:
             self._metrics.count("tritone_requests_total", outcome=failure.kind)
-        # The media go no further.
+        # The media go no further; a request that was refused has them still.
         request = replace(job.request, media=None)
         self._outbox.put(job.reply, Prefilled(request, request.session, handoff, failure), last=True)
 
