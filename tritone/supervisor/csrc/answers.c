@@ -3,7 +3,7 @@
    Everything stays in the stream: an error sent by a step after streaming began would leave the ensemble's request in
    Triton for ever. So prefill and integrity hand on a failure, decode an error event, Talker and VoiceBox pass text on
    without speech and mark it, postprocess gives the client its error event. Only preprocess, before all streaming,
-   refuses with a Triton error. The messages are those of tritone/messages.py, whose JSON is compact and begins with the
+   refuses with a Triton error. The messages are those of tritone/messages/, whose JSON is compact and begins with the
    kind. */
 #define _GNU_SOURCE
 #include <stdio.h>
