@@ -1,4 +1,5 @@
-"""The deployment files for published omni checkpoints, with tiny checkpoints: only the path and the sizes are others."""
+"""The deployment files for published omni checkpoints, with tiny checkpoints of their layout: only the path and the sizes are
+others."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import transformers
 from perf.omni.tiny import make_qwen3_omni, make_qwen25_omni
 from tests.omni_cascade import inputs, message
 from tests.omni_processor import reference_processor
+from tests.published import publish
 from tests.server.helpers import Answer, Request, ask, ask_together, http_get, nothing_left_behind, stage_processes, wait_until
 from tests.unit.media_files import noise, pixels
 from tritone.cache import default_cache
@@ -78,6 +80,7 @@ def running(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     shipped: Shipped = SHIPPED[request.param]
     directory = tmp_path_factory.mktemp(request.param)
     shipped.make(directory)
+    publish(directory)
     data = Deployment.load(DEPLOYMENTS / shipped.file).model_dump(exclude_unset=True)
     sizes = {"pool_tokens": 2048, "max_sequences": 4, "max_batch_tokens": 64}
     data |= {

@@ -140,7 +140,7 @@ def test_another_release_of_the_package_is_refused(tmp_path: Path, monkeypatch: 
 
 def test_a_directory_must_be_whole(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(TritoneError, match=r"lacks tokenizer.json, \*.safetensors"):
+    with pytest.raises(TritoneError, match=r"lacks tokenizer.json \(or vocab.json and merges.txt\), \*.safetensors"):
         resolve_checkpoint(str(tmp_path), tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps({}))
     (tmp_path / "model.safetensors").write_bytes(b"")

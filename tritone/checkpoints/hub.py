@@ -7,7 +7,7 @@ from pathlib import Path
 from tritone.checkpoints.progress import Progress
 from tritone.errors import TritoneError
 
-PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*")
+PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*", "spk_dict.pt")
 IGNORED = ("*/*", "*.bin", "*.pth")
 
 

@@ -80,7 +80,11 @@ def _demo_voice(cache: Path) -> Path:
 
 
 def _checked(path: Path) -> Path:
-    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    """Of a tokenizer there is one file or, in some published checkpoints, the two that it was made of."""
+    tokenizer = [("tokenizer.json",), ("vocab.json", "merges.txt")]
+    missing = [] if (path / "config.json").is_file() else ["config.json"]
+    if not any(all((path / name).is_file() for name in names) for names in tokenizer):
+        missing.append("tokenizer.json (or vocab.json and merges.txt)")
     if not any(path.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:

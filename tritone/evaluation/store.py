@@ -49,5 +49,6 @@ def digest(content: Any) -> str:
 
 def checkpoint_key(checkpoint: Path) -> list[Any]:
     """Changes when the files of a checkpoint do."""
-    files = sorted([*checkpoint.glob("*.safetensors"), checkpoint / "config.json", checkpoint / "tokenizer.json"])
+    names = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
+    files = sorted([*checkpoint.glob("*.safetensors"), *(checkpoint / name for name in names)])
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files if path.is_file()]

@@ -86,10 +86,11 @@ class DecoderConfig:
         model_type = declared.get("model_type")
         if model_type not in _PLAIN and model_type not in PARTS:
             raise bad("model_type", model_type, ", ".join((*_PLAIN, *PARTS)))
-        wanted = "ForConditionalGeneration" if model_type in PARTS else "ForCausalLM"
+        # Qwen2_5OmniModel: so Qwen2.5-Omni was published.
+        wanted = ("ForConditionalGeneration", "OmniModel") if model_type in PARTS else ("ForCausalLM",)
         architectures = declared.get("architectures") or []
         if not all(name.endswith(wanted) for name in architectures):
-            raise bad("architectures", architectures, f"a ...{wanted} class")
+            raise bad("architectures", architectures, f"a ...{' or ...'.join(wanted)} class")
         found = part_of(model_type, part)
         try:
             whole: Any = AutoConfig.from_pretrained(str(path), local_files_only=True)

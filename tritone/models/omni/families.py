@@ -36,10 +36,9 @@ def _qwen25_audio_tokens(frames: int, config: Any) -> int:
     return ((frames - 1) // 2 + 1) // 2
 
 
-FAMILIES = {
-    family.name: family
-    for family in (Family("qwen3_omni_moe", _qwen3_audio_tokens, False), Family("qwen2_5_omni", _qwen25_audio_tokens, True))
-}
+QWEN3 = Family("qwen3_omni_moe", _qwen3_audio_tokens, False)
+QWEN25 = Family("qwen2_5_omni", _qwen25_audio_tokens, True)
+FAMILIES = {family.name: family for family in (QWEN3, QWEN25)}
 
 
 def read_config(directory: Path) -> tuple[Any, Family]:
@@ -48,8 +47,9 @@ def read_config(directory: Path) -> tuple[Any, Family]:
 
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidArgument(f"{directory}: config.json cannot be read: {error}; allowed: {', '.join(FAMILIES)}") from None
+    except Exception as error:  # transformers checks fields with exceptions of several libraries
+        told = " ".join(str(error).split())
+        raise InvalidArgument(f"{directory}: config.json cannot be read: {told}; allowed: {', '.join(FAMILIES)}") from None
     if config.model_type not in FAMILIES:
         raise bad("model_type", config.model_type, ", ".join(FAMILIES))
     return config, FAMILIES[config.model_type]

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from tritone.errors import bad
-from tritone.models.omni.families import read_config
+from tritone.models.omni.families import QWEN3, QWEN25, read_config
 from tritone.models.omni.heard import Hearing, hear_all, hear_user
 from tritone.models.omni.voicebox.speakers import DEFAULT, read_text_begins
 from tritone.options import Sampling
 from tritone.voices import Voices
 
-QWEN3, QWEN25 = "qwen3_omni_moe", "qwen2_5_omni"
 _CALLS = {
-    QWEN3: {"temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05, "max_new_tokens": 4096},
-    QWEN25: {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05, "max_new_tokens": 4096},
+    QWEN3.name: {"temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05, "max_new_tokens": 4096},
+    QWEN25.name: {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05, "max_new_tokens": 4096},
 }
 """The defaults of the reference's own calls."""
 
@@ -43,7 +42,7 @@ def declared(path: str | Path) -> Mapping[str, Any]:
 def voices_of(path: str | Path) -> Voices:
     """The voices of an omni checkpoint; its default is that of the reference's own call, where there is such a voice."""
     config = declared(path)
-    if config["model_type"] == QWEN25:
+    if config["model_type"] == QWEN25.name:
         return Voices.of(read_text_begins(Path(path)), DEFAULT)
     return Voices.of(config["talker_config"]["speaker_id"], "ethan")
 
@@ -52,7 +51,7 @@ def hearer_of(path: str | Path) -> Hearing:
     """What the Talker of an omni checkpoint reads of a prompt: a function of ids int32 [T] and, where it has media, their
     positions int32 [3, T]."""
     config = declared(path)
-    if config["model_type"] == QWEN25:
+    if config["model_type"] == QWEN25.name:
         return hear_all
     return partial(
         hear_user,

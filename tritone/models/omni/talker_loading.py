@@ -13,9 +13,10 @@ from tritone.models.code_predictor import CodePredictor
 from tritone.models.decoder import Decoder, load_decoder
 from tritone.models.decoder.checkpoint import Checkpoint, Progress
 from tritone.models.decoder.weights import LinearReader
+from tritone.models.omni.families import QWEN25
 from tritone.models.omni.qwen3_talker import Ids, Projection, Qwen3Talker
 from tritone.models.omni.qwen25_talker import Codes, Qwen25Talker
-from tritone.models.omni.talker_config import QWEN25, declared, voices_of
+from tritone.models.omni.talker_config import declared, voices_of
 from tritone.models.omni.voicebox.speakers import read_text_begins
 
 _THINKERS_EMBEDDING = "thinker.model.embed_tokens.weight"
@@ -44,7 +45,7 @@ def load_talker(
         return load_decoder(path, dtype, progress=shown, max_positions=positions, weights=weights, group=group, part=name)
 
     decoder = part("talker", max_positions)
-    if config["model_type"] == QWEN25:
+    if config["model_type"] == QWEN25.name:
         return _qwen25(path, config["talker_config"], decoder)
     return _qwen3(path, config, decoder, part("code_predictor", config["talker_config"]["num_code_groups"]))
 
