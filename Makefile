@@ -15,7 +15,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint soak clean doctor prepare evaluate
+.PHONY: help demo serve test lint soak clean doctor prepare evaluate train-voice evaluate-voice
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /  make \1\t/; s/%/X/' | expand -t 20
@@ -45,6 +45,12 @@ bench-%: $(VENV)/test.stamp ## a benchmark, perf/bench_X.py; QUICK=1 for a short
 
 evaluate: $(VENV)/test.stamp ## what each precision costs in accuracy, on real text and tasks; about 15 minutes
 	@$(BIN)/tritone evaluate $(if $(QUICK),--quick) $(ARGS)
+
+train-voice: $(VENV)/test.stamp ## train the demo's voice anew: under three hours of one core; goes on where it was stopped
+	@OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=1 ONEDNN_PRIMITIVE_CACHE_CAPACITY=100 $(BIN)/python -m training.voice.train $(ARGS)
+
+evaluate-voice: $(VENV)/test.stamp ## word errors and speed of the trained voice through a whole server, heard by Whisper
+	@$(BIN)/python -m training.voice.evaluate $(ARGS)
 
 soak: $(VENV)/test.stamp ## a long run with many clients; QUICK=1 for a short one
 	@$(BIN)/python -m perf.soak $(if $(QUICK),--quick)

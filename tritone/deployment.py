@@ -96,7 +96,7 @@ class Accuracy(_Part):
 
 
 class TalkerStage(_Part):
-    """The demo voice's Talker takes ``threads`` and ``max_queue`` alone; a checkpoint's own is an engine, with pages."""
+    """The Talker of ``demo:hibari`` takes ``threads`` and ``max_queue`` alone; all others are engines, with pages."""
 
     threads: int = Field(default=1, ge=1, le=512)
     dtype: DType = "auto"
@@ -114,6 +114,8 @@ class TalkerStage(_Part):
 
 
 class VoiceBoxStage(_Part):
+    voice: str | None = None
+    """The voice whose VoiceBox sounds a trained Talker, ``demo:hibari`` where it is null; of no use to other voices."""
     threads: int = Field(default=1, ge=1, le=512)
     max_queue: int = Field(default=4096, ge=1)
 
@@ -166,9 +168,9 @@ class Deployment(_Part):
     name: str = "tritone"
     checkpoint: str = "demo:smollm2-135m-instruct"
     """A Hugging Face directory, a hub name (``Qwen/Qwen2.5-0.5B-Instruct``), or ``demo:smollm2-135m-instruct``."""
-    voice: str | None = "demo:hibari"
-    """A prepared voice directory, ``demo:hibari``, ``checkpoint`` (the omni checkpoint's own Talker and vocoder), or null for
-    text only."""
+    voice: str | None = "demo:heart"
+    """``demo:heart``, the trained Talker, which speaks in codes; ``demo:hibari``, which does not; the directory of a voice of either kind;
+    ``checkpoint`` (the omni checkpoint's own Talker and vocoder); or null for text only."""
     page_size: int = Field(default=32, ge=16, le=64)
     """Tokens in one KV page, the same in prefill and decode."""
     max_context: int = Field(default=0, ge=0)

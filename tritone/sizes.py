@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tritone.deployment import DENSE_NAMES, OWN_VOICE, Deployment, EngineStage
+from tritone.models.talker.config import TALKER, is_talker
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of one element."""
@@ -68,8 +69,18 @@ def required_shared_memory(deployment: Deployment) -> int:
         total += page_count(deployment, part) * size
         if deployment.voice:
             total += deployment.talker.hidden_blocks * HIDDEN_ROWS * config["hidden_size"] * ITEM_SIZES[part.dtype]
-    if deployment.voice == OWN_VOICE:
+    spoken = talker_that_speaks_in_codes(deployment)
+    if spoken is not None:
         talker = deployment.talker
-        page = deployment.page_size * _token_bytes(talker_config(checkpoint), DENSE_NAMES[talker.dtype])
+        page = deployment.page_size * _token_bytes(spoken, DENSE_NAMES[talker.dtype])
         total += talker.pool_tokens // deployment.page_size * page
     return total
+
+
+def talker_that_speaks_in_codes(deployment: Deployment) -> Mapping[str, Any] | None:
+    """The fields of its decoder, if the resolved deployment has one."""
+    if deployment.voice == OWN_VOICE:
+        return talker_config(Path(deployment.checkpoint))
+    if deployment.voice is None or not is_talker(Path(deployment.voice)):
+        return None
+    return _config(Path(deployment.voice) / TALKER)

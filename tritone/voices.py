@@ -9,6 +9,7 @@ from typing import Any
 
 from tritone.deployment import OWN_VOICE, Deployment
 from tritone.errors import bad
+from tritone.models.talker.config import is_talker, load_config
 
 
 @dataclass(frozen=True)
@@ -45,5 +46,8 @@ def known_voices(deployment: Deployment) -> Voices | None:
         from tritone.models.omni.talker_config import voices_of
 
         return voices_of(deployment.checkpoint)
+    if is_talker(Path(deployment.voice)):
+        speakers = load_config(Path(deployment.voice)).speakers
+        return Voices(speakers, speakers[0])
     voice = json.loads((Path(deployment.voice) / "voice.json").read_text(encoding="utf-8"))
     return Voices(tuple(voice["voices"]), voice["default_voice"])

@@ -31,11 +31,12 @@ DEADLY_FAULTS = {
 
 
 def make_deployment(**changes: object) -> Deployment:
-    """The demo's deployment with a short context, small pools, two threads a stage, free ports, every check
-    on, and faults for those who ask for them."""
+    """The demo's deployment with a short context, small pools, two threads a stage, free ports, every check on, and faults
+    for those who ask for them; with the hibari voice, whose sound the tests can make by themselves."""
     engine = {"dtype": "float32", "threads": 2, "pool_tokens": 16384, "max_batch_tokens": CHUNK}
     written = Deployment.load(PROJECT / "deployments" / "demo-cpu.yaml").model_dump()
     changed = {
+        "voice": "demo:hibari",
         "page_size": PAGE_SIZE,
         "max_context": MAX_CONTEXT,
         "prefill": engine,

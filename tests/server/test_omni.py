@@ -12,7 +12,17 @@ import transformers
 
 from tests.omni_cascade import WORDS, expected, inputs, message, written
 from tests.omni_processor import reference_processor
-from tests.server.helpers import Answer, Request, ask, ask_together, generate, http_get, nothing_left_behind, refusal
+from tests.server.helpers import (
+    Answer,
+    Request,
+    ask,
+    ask_together,
+    generate,
+    http_get,
+    integrity_report,
+    nothing_left_behind,
+    refusal,
+)
 from tests.talker_reference import SPEAKER, Reference
 from tests.unit.media_files import noise, pixels
 from tritone.cache import default_cache
@@ -68,6 +78,16 @@ def test_tokens_codes_and_sound_are_those_of_transformers(
         assert usage["completion_tokens"] == WORDS and usage["audio_seconds"] == len(sound) / 24_000
         assert (usage["prompt_audio_tokens"] > 0) == (name == "audio")
         assert (usage["prompt_image_tokens"] > 0) == (name == "image")
+
+
+def test_the_talkers_pages_are_checked_and_swept(omni: Server) -> None:
+    ask(omni, "omni", "Hello", **GREEDY)
+    report = integrity_report(omni)
+    assert report["ready"] and set(report["pools"]) >= {"prefill_pages", "decode_pages", "talker_pages"}
+    for pool in report["pools"].values():
+        assert not pool["mismatches"]
+    talker = report["pools"]["talker_pages"]
+    assert talker["pages_checked"] > 0 and talker["blocks_swept"] > 0
 
 
 def test_the_same_without_speech_over_http(omni: Server, wanted: dict[str, tuple[list[int], Any]]) -> None:

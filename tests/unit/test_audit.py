@@ -148,6 +148,27 @@ def test_a_missing_tracker_is_a_problem(tmp_path: Path) -> None:
     assert auditor.problem() == "pages: no tracker reports"
 
 
+def test_a_talkers_pages_are_swept_too_and_text_goes_on_without_them(bench: Bench) -> None:
+    times: dict[str, Any] = {"seconds": 2.0, "lease_seconds": 30.0, "clock": bench.clock}
+    auditor = Auditor(bench.directory, ["pages"], [], Metrics("integrity"), spoken=["spoken"], **times)
+    bench.ledger.checked(1)
+    auditor.sweep()
+    assert auditor.problem() is None
+    ledger = Ledger(bench.directory, "spoken", owner=True)
+    pool = BlockPool(bench.directory, "spoken", 4, (1,), "float32", 4)
+    auditor.export()
+    assert auditor.problem() is None, "it is being loaded"
+    first, second = pool.allocate(2)
+    pool.tags[second] = pool.tags[first]
+    ledger.checked(2)
+    auditor.sweep()
+    report = auditor.report()["pools"]["spoken"]
+    assert report["mismatches"] == {"table": 1} and (report["blocks_swept"], report["pages_checked"]) == (4, 2)
+    ledger.stepped(2)
+    auditor.export()
+    assert auditor.problem() == "spoken: 2 steps, 1 checks", "a checker that is silent"
+
+
 def test_metrics_follow_the_ledger(bench: Bench) -> None:
     bench.ledger.checked(7)
     bench.ledger.mismatch("stale_tag")

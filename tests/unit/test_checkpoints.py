@@ -13,6 +13,7 @@ from tritone.cache import default_cache, made_whole
 from tritone.checkpoints import DEMO_CHECKPOINT, is_prepared, resolve_checkpoint, resolve_voice, smollm2
 from tritone.checkpoints.safetensors_writer import to_bfloat16, write_bfloat16
 from tritone.errors import TritoneError
+from tritone.models.talker.config import is_talker
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
@@ -165,8 +166,14 @@ def test_a_hub_name_without_a_network(tmp_path: Path, monkeypatch: pytest.Monkey
         resolve_checkpoint("Qwen/Qwen2.5-0.5B", tmp_path)
 
 
+def test_the_trained_talker_comes_along(tmp_path: Path) -> None:
+    found = resolve_voice("demo:heart", tmp_path)
+    assert is_talker(found) and (found / "talker" / "model.safetensors").is_file() and not any(tmp_path.iterdir())
+    assert not is_prepared("demo:heart", tmp_path), "its VoiceBox is the other voice's"
+
+
 def test_a_voice_directory(tmp_path: Path) -> None:
-    with pytest.raises(TritoneError, match=r"voice: .*voice\.json, or demo:hibari"):
+    with pytest.raises(TritoneError, match=r"voice: .*voice\.json, demo:hibari, or demo:heart"):
         resolve_voice(str(tmp_path), tmp_path)
     (tmp_path / "voice.json").write_text("{}")
     assert resolve_voice(str(tmp_path), tmp_path) == tmp_path

@@ -21,7 +21,7 @@ def refusal(data: Any) -> str:
 def test_an_empty_file_is_the_demo() -> None:
     deployment = Deployment.parse({}, "test.yaml")
     assert deployment.checkpoint == "demo:smollm2-135m-instruct"
-    assert deployment.voice == "demo:hibari"
+    assert deployment.voice == "demo:heart"
     assert (deployment.page_size, deployment.max_context, deployment.prefill.dtype) == (32, 0, "auto")
     ports = (deployment.server.http_port, deployment.server.grpc_port, deployment.server.metrics_port)
     assert ports == (8000, 8001, 8002)

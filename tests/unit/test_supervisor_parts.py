@@ -17,7 +17,9 @@ import pytest
 
 from tritone.deployment import Deployment, Server
 from tritone.errors import TritoneError
+from tritone.models.talker.config import HEART
 from tritone.processes import SHARED_MEMORY
+from tritone.sizes import required_shared_memory
 from tritone.supervisor import resolve
 from tritone.supervisor.backend_directory import build_backend_directory
 from tritone.supervisor.installation import PROJECT, Installation
@@ -26,6 +28,7 @@ from tritone.supervisor.orphans import end_processes, processes_of
 from tritone.supervisor.ports import choose_ports
 from tritone.supervisor.process import MOMENT_SECONDS, ChildProcess
 from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
+from tritone.voices import known_voices
 
 
 def test_free_ports_differ_and_fixed_ones_stay() -> None:
@@ -196,6 +199,26 @@ def test_resolution_leaves_nothing_open(checkpoint: Path, tmp_path: Path, monkey
     assert resolved.prefill.dtype == "bfloat16"
     assert resolved.max_context == 1024, "the smaller pool, not the checkpoint's own 4096"
     assert resolve.resolve_deployment(resolved, tmp_path) == resolved
+
+
+def test_a_trained_voice_has_a_voicebox_and_pages(checkpoint: Path, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "max_position_embeddings": 4096, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (checkpoint / "config.json").write_text(json.dumps(config | {"head_dim": 16, "hidden_size": 16}))
+    box = tmp_path / "box"
+    box.mkdir()
+    (box / "voice.json").write_text("{}")
+    talker = {"dtype": "bfloat16", "pool_tokens": 1000, "hidden_blocks": 16}
+    written = {"checkpoint": str(checkpoint), "voice": "demo:heart", "voicebox": {"voice": str(box)}, "talker": talker}
+    deployment = resolve.resolve_deployment(Deployment.parse(written, "test"), tmp_path)
+    assert deployment.voice == str(HEART) and deployment.voicebox.voice == str(box)
+    assert resolve.resolve_deployment(deployment, tmp_path) == deployment
+    voices = known_voices(deployment)
+    assert voices is not None and (voices.names, voices.default) == (("heart",), "heart")
+    # Keys and values of 5 layers with 3 heads of 64 numbers, 2 bytes each, in 31 pages of 32 tokens.
+    without = required_shared_memory(deployment.model_copy(update={"voice": str(box)}))
+    assert required_shared_memory(deployment) - without == 31 * 32 * 2 * 5 * 3 * 64 * 2
+    other = Deployment.parse(written | {"voice": str(box)}, "test")
+    assert resolve.resolve_deployment(other, tmp_path).voicebox.voice is None
 
 
 def test_a_stage_may_have_the_same_model_in_another_precision(

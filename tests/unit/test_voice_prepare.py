@@ -1,4 +1,4 @@
-"""Preparing the demo voice from the installed hibari-tts package."""
+"""Preparing the hibari voice from the installed hibari-tts package."""
 
 from __future__ import annotations
 

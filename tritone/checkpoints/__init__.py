@@ -3,6 +3,7 @@
 from tritone.checkpoints.progress import Progress
 from tritone.checkpoints.resolve import (
     DEMO_CHECKPOINT,
+    DEMO_TALKER,
     DEMO_VOICE,
     find_checkpoint,
     is_prepared,
@@ -12,6 +13,7 @@ from tritone.checkpoints.resolve import (
 
 __all__ = [
     "DEMO_CHECKPOINT",
+    "DEMO_TALKER",
     "DEMO_VOICE",
     "Progress",
     "find_checkpoint",

@@ -9,9 +9,11 @@ from tritone.checkpoints.hub import cached_checkpoint, fetch_checkpoint
 from tritone.checkpoints.progress import Progress, silent
 from tritone.checkpoints.smollm2 import prepare_smollm2
 from tritone.errors import TritoneError, bad
+from tritone.models.talker.config import HEART
 
 DEMO_CHECKPOINT = "demo:smollm2-135m-instruct"
 DEMO_VOICE = "demo:hibari"
+DEMO_TALKER = "demo:heart"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -46,8 +48,11 @@ def find_checkpoint(name: str, cache: Path) -> Path:
 
 
 def resolve_voice(name: str, cache: Path, progress: Progress | None = None) -> Path:
-    """The directory of a prepared voice (with voice.json): an existing one, or ``demo:hibari`` (made once in ``cache``)."""
+    """The directory of a voice (with voice.json): an existing one, ``demo:hibari`` (made once in ``cache``), or ``demo:heart``,
+    the trained Talker that comes along."""
     report = progress or silent
+    if name == DEMO_TALKER:
+        return HEART
     if name == DEMO_VOICE:
         # Only here: it needs onnx, which nothing but the preparation does.
         from tritone.models.voice.prepare import VoicePackageError, prepare_voice
@@ -58,7 +63,7 @@ def resolve_voice(name: str, cache: Path, progress: Progress | None = None) -> P
             raise TritoneError(f"voice {name}: {error}", "NOT_FOUND") from None
     path = Path(name).expanduser()
     if not name or not (path / "voice.json").is_file():
-        raise bad("voice", name, f"a directory with voice.json, or {DEMO_VOICE}")
+        raise bad("voice", name, f"a directory with voice.json, {DEMO_VOICE}, or {DEMO_TALKER}")
     return path
 
 
@@ -66,7 +71,7 @@ def is_prepared(name: str, cache: Path) -> bool:
     """Whether a start with this checkpoint or voice name has nothing left to make (a hub name: False)."""
     if name == DEMO_CHECKPOINT:
         return _demo_checkpoint(cache).is_dir()
-    if name == DEMO_VOICE:
+    if name in (DEMO_VOICE, DEMO_TALKER):  # the Talker needs the other's VoiceBox
         return (_demo_voice(cache) / "voice.json").is_file()
     return bool(name) and Path(name).expanduser().is_dir()
 

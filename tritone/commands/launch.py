@@ -27,7 +27,7 @@ _PORTS = ("http_port", "grpc_port", "metrics_port")
 def add_options(parser: argparse.ArgumentParser, *, server: bool = True) -> None:
     parser.add_argument("--deployment", type=Path, default=DEFAULT_DEPLOYMENT, help="deployment file (%(default)s)")
     parser.add_argument("--checkpoint", help="a Hugging Face directory or hub name, instead of the deployment's")
-    parser.add_argument("--voice", help="a voice directory, demo:hibari, checkpoint (an omni checkpoint's own), or none")
+    parser.add_argument("--voice", help="demo:hibari, demo:heart, a directory, checkpoint (the checkpoint's own), or none")
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="any field of the deployment, e.g. decode.threads=2"
     )

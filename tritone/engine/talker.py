@@ -41,6 +41,10 @@ class Script(Protocol):
     def silent(self) -> bool:
         """Whether the text has ended without anything to say."""
 
+    @property
+    def over(self) -> bool:
+        """Whether ``next`` was asked for text when it had ended: that ends the speech, without a stop token."""
+
     def prompt(self) -> SpeechPrompt | None:
         """None while too little has arrived."""
 
@@ -160,7 +164,10 @@ class TalkerEngine(Engine):
         """More of the script is there, or its end; gives what ends the sequence at once."""
         if sequence.session not in self._opening:
             sequence.proceed()
-            return None
+            if not sequence.script.over:
+                return None
+            self.scheduler.remove(sequence)
+            return Spoken(sequence, finish="stop")
         if sequence.script.silent:
             del self._opening[sequence.session]
             return Spoken(sequence, finish="stop")
@@ -193,7 +200,7 @@ class TalkerEngine(Engine):
         return spoken
 
     def _finish(self, sequence: TalkerSequence, token: int) -> str | None:
-        if token in self.model.stops:
+        if token in self.model.stops or sequence.script.over:
             return "stop"
         full = sequence.spoken >= sequence.max_tokens or len(sequence.tokens) > self.max_length
         return "length" if full else None

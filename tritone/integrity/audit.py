@@ -34,10 +34,14 @@ NICE = 10
 
 
 class PoolAudit:
-    """One pool: its view, its owner's ledger (page pools have one), and what was seen of it before."""
+    """One pool: its view, its owner's ledger (page pools have one), and what was seen of it before.
 
-    def __init__(self, directory: Path, name: str, lease_seconds: float, *, ledger: bool) -> None:
+    ``needed``: no hand-over may pass while its owner's tracker does not report.
+    """
+
+    def __init__(self, directory: Path, name: str, lease_seconds: float, *, ledger: bool, needed: bool = False) -> None:
         self.name = name
+        self.needed = needed
         self.found: Counter[str] = Counter()
         self.swept = 0
         """Blocks whose tag was looked at, in all sweeps."""
@@ -133,12 +137,15 @@ class PoolAudit:
 class Auditor:
     """Sweeps pools every ``seconds`` in a thread of its own (0: never), reads the owners' ledgers and exports both.
 
-    ``pages`` are the pools whose engines have a tracker, ``others`` those that only readers check.
+    ``pages`` are the pools whose engines have a tracker, ``others`` those that only readers check. ``spoken`` have trackers,
+    too, but belong to a Talker, without which text goes on: they may be missing.
     """
 
     def __init__(self, directory: Path, pages: Sequence[str], others: Sequence[str], metrics: Metrics, *, seconds: float,
-                 lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pages = [PoolAudit(directory, name, lease_seconds, ledger=True) for name in pages]
+                 lease_seconds: float, spoken: Sequence[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self._pages = [
+            PoolAudit(directory, name, lease_seconds, ledger=True, needed=name in pages) for name in (*pages, *spoken)
+        ]
         self._all = self._pages + [PoolAudit(directory, name, lease_seconds, ledger=False) for name in others]
         self._metrics = metrics
         self._seconds = seconds
@@ -214,9 +221,9 @@ class Auditor:
                 reading = pool.read()
             except (OSError, ValueError) as error:
                 return f"{pool.name}: {error}"
-            if reading is None:
+            if pool.needed and reading is None:
                 return f"{pool.name}: no tracker reports"
-            if not reading.checks or reading.checks < reading.steps:
+            if reading is not None and (reading.checks < reading.steps or (pool.needed and not reading.checks)):
                 return f"{pool.name}: {reading.steps} steps, {reading.checks} checks"
         return self._late()
 

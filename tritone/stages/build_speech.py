@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tritone.deployment import DENSE_NAMES, OWN_VOICE, Deployment, EngineStage
 from tritone.metrics import Metrics
+from tritone.models.talker.config import is_talker
 from tritone.pools import CancelBoard, Views
 from tritone.progress import LoadProgress
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 def build_talker(
     deployment: Deployment, directory: Path, metrics: Metrics, restarted: bool
 ) -> TalkerStage | CodeTalkerStage:
-    if deployment.voice == OWN_VOICE:
+    assert deployment.voice is not None
+    if deployment.voice == OWN_VOICE or is_talker(Path(deployment.voice)):
         return _code_talker(deployment, directory, metrics, restarted)
     from tritone.models.voice.talker import HibariTalker
     from tritone.stages.talker import TalkerStage
 
-    assert deployment.voice is not None
     talker = HibariTalker(Path(deployment.voice), deployment.talker.threads)
     talker.warm_up()
     return TalkerStage(talker, Views(directory), CancelBoard(directory), metrics, deployment.talker.max_queue, restarted)
@@ -34,16 +35,20 @@ def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics, re
     import torch
 
     from tritone.models.omni.voicebox.loading import load_voicebox
+    from tritone.models.talker.files import load_codec
     from tritone.models.voice.voicebox import VoiceBox
-    from tritone.stages.sounds import CodeSounds, FeatureSounds
+    from tritone.stages.sounds import CodecSounds, CodeSounds, FeatureSounds, SoundMaker
     from tritone.stages.voicebox import VoiceBoxStage
 
-    sounds: CodeSounds | FeatureSounds
+    sounds: SoundMaker
+    assert deployment.voice is not None
     if deployment.voice == OWN_VOICE:
         torch.set_num_threads(deployment.voicebox.threads)
         sounds = CodeSounds(load_voicebox(deployment.checkpoint, progress=LoadProgress(directory, "voicebox")))
+    elif deployment.voicebox.voice is not None:
+        box = VoiceBox(Path(deployment.voicebox.voice), deployment.voicebox.threads)
+        sounds = CodecSounds(box, load_codec(Path(deployment.voice)))
     else:
-        assert deployment.voice is not None
         sounds = FeatureSounds(VoiceBox(Path(deployment.voice), deployment.voicebox.threads))
     return VoiceBoxStage(sounds, CancelBoard(directory), metrics, deployment.voicebox.max_queue, restarted)
 
@@ -51,8 +56,9 @@ def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics, re
 def _code_talker(deployment: Deployment, directory: Path, metrics: Metrics, restarted: bool) -> CodeTalkerStage:
     from tritone.stages.build_talker import build_code_talker
 
+    checkpoint = deployment.checkpoint if deployment.voice == OWN_VOICE else deployment.voice
     part = EngineStage.model_validate(
         deployment.talker.model_dump(exclude={"hidden_blocks"})
-        | {"checkpoint": deployment.checkpoint, "kv": DENSE_NAMES[deployment.talker.dtype]}
+        | {"checkpoint": checkpoint, "kv": DENSE_NAMES[deployment.talker.dtype]}
     )
     return build_code_talker(deployment, part, directory, metrics, restarted)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ from torch import Tensor
 
 from tritone.deployment import Deployment, EngineStage
 from tritone.engine.scheduler import Scheduler
-from tritone.engine.talker import SpeechPrompt, TalkerEngine, TalkerModel, TalkerSequence
+from tritone.engine.talker import Script, SpeechPrompt, TalkerEngine, TalkerSequence
 from tritone.errors import bad
 from tritone.metrics import Metrics
 from tritone.models.omni.heard import Heard
 from tritone.models.omni.script import StreamedScript
-from tritone.models.omni.talker_config import declared, speech_defaults
+from tritone.models.omni.talker_config import SpeechDefaults, declared, speech_defaults
 from tritone.models.omni.talker_loading import OmniTalker, load_talker
+from tritone.models.talker.config import CONFIG_FILE as VOICE_FILE
+from tritone.models.talker.config import load_config
+from tritone.models.talker.served import VoiceScript, VoiceTalker, load_voice
 from tritone.options import Options, Sampling
 from tritone.pools import CancelBoard, Views
 from tritone.pools.pool import torch_view
@@ -28,11 +32,14 @@ from tritone.stages.code_talker import CodeTalkerStage, Opener
 CHUNK = 64
 """The most rows of prompts that are computed in a step in which others speak."""
 
+WARM_STEPS = 12
+
 
 def build_code_talker(
     deployment: Deployment, part: EngineStage, directory: Path, metrics: Metrics, restarted: bool = False
 ) -> CodeTalkerStage:
-    """The Talker of ``part.checkpoint``, an omni checkpoint; the sizes of its engine are ``part``'s.
+    """The Talker of ``part.checkpoint``: an omni checkpoint, or a trained voice (``tritone.models.talker``); the sizes of its
+    engine are ``part``'s.
 
     Raises ``InvalidArgument`` naming the field, what was found and what is allowed.
     """
@@ -40,16 +47,9 @@ def build_code_talker(
         raise bad("talker.kv", part.kv, "auto, bf16, float32")
     torch.set_num_threads(part.threads)
     assert part.checkpoint is not None
-    positions = min(int(_text_config(part.checkpoint)["max_position_embeddings"]), part.pool_tokens - 1)
-    model = load_talker(
-        part.checkpoint,
-        getattr(torch, part.dtype),
-        progress=LoadProgress(directory, "talker"),
-        max_positions=positions,
-        weights=part.weights,
-        group=part.group,
-    )
-    pages, tracker = page_pool(deployment, part, directory, "talker", model.decoder.config)
+    trained = (Path(part.checkpoint) / VOICE_FILE).is_file()
+    talker = _trained(part) if trained else _omni(part, LoadProgress(directory, "talker"))
+    pages, tracker = page_pool(deployment, part, directory, "talker", talker.model.decoder.config)
     scheduler = Scheduler(
         pages,
         deployment.page_size,
@@ -58,19 +58,62 @@ def build_code_talker(
         tracker=tracker,
         max_chunk_tokens=CHUNK,
     )
-    engine = TalkerEngine(model, torch_view(pages.data, pages.header.dtype, pages.header.shape), scheduler, positions)
-    warm_up(engine)
+    kv = torch_view(pages.data, pages.header.dtype, pages.header.shape)
+    engine = TalkerEngine(talker.model, kv, scheduler, talker.positions)
+    for script in talker.warming:
+        warm_up(engine, script)
     return CodeTalkerStage(
         engine,
         pages,
-        opener(model),
-        speech_defaults(part.checkpoint),
+        talker.opener,
+        talker.defaults,
         Views(directory),
         CancelBoard(directory),
         metrics,
         part.max_queue,
         restarted,
     )
+
+
+@dataclass(frozen=True)
+class _Talker:
+    """``positions`` is the longest sequence; ``warming`` are scripts to warm up with."""
+
+    model: OmniTalker | VoiceTalker
+    positions: int
+    opener: Opener
+    defaults: SpeechDefaults
+    warming: Sequence[Script]
+
+
+def _omni(part: EngineStage, progress: LoadProgress) -> _Talker:
+    checkpoint = str(part.checkpoint)
+    positions = min(int(_text_config(checkpoint)["max_position_embeddings"]), part.pool_tokens - 1)
+    model = load_talker(
+        checkpoint,
+        getattr(torch, part.dtype),
+        progress=progress,
+        max_positions=positions,
+        weights=part.weights,
+        group=part.group,
+    )
+    row = model.embed(torch.zeros(1, model.codebooks, dtype=torch.int64))
+    warming = [_Hum(row.expand(length, -1)) for length in (1, 2, 48)]
+    return _Talker(model, positions, opener(model), speech_defaults(checkpoint), warming)
+
+
+def _trained(part: EngineStage) -> _Talker:
+    directory = Path(str(part.checkpoint))
+    positions = min(load_config(directory).max_positions, part.pool_tokens - 1)
+    model = load_voice(directory, getattr(torch, part.dtype), positions)
+
+    def opened(options: Options, heard: Heard | None) -> VoiceScript:
+        return model.script(options.voice or "")
+
+    warming = model.script("")
+    warming.feed("Ready, tritonelike.")  # one word is unknown: reading such is lazy
+    warming.finish()
+    return _Talker(model, positions, opened, SpeechDefaults(Sampling(temperature=0.0), positions), [warming])
 
 
 def opener(model: OmniTalker) -> Opener:
@@ -87,7 +130,7 @@ def opener(model: OmniTalker) -> Opener:
 class _Hum:
     """A script that speaks without text."""
 
-    silent = False
+    silent = over = False
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
@@ -99,21 +142,15 @@ class _Hum:
         return frame
 
 
-def warm_up(engine: TalkerEngine) -> None:
-    """Prompts and a few frames, so that the first request finds everything made."""
-    model: TalkerModel = engine.model
-    row = model.embed(torch.zeros(1, model.codebooks, dtype=torch.int64))
-    for length in (1, 2, 48):
-        sequence = TalkerSequence(
-            session=0, tokens=[], prompt_length=0, sampling=Sampling(), max_tokens=4, script=_Hum(row.expand(length, -1))
-        )
-        engine.add(sequence)
-        engine.arrived(sequence)
-        for _ in range(3):
-            if any(spoken.finish for spoken in engine.speak()):
-                break
-        else:
-            engine.remove(sequence)
+def warm_up(engine: TalkerEngine, script: Script) -> None:
+    """A prompt and a few frames, so that the first request finds everything made."""
+    sequence = TalkerSequence(session=0, tokens=[], prompt_length=0, sampling=Sampling(), max_tokens=4, script=script)
+    engine.add(sequence)
+    engine.arrived(sequence)
+    for _ in range(WARM_STEPS):
+        if any(spoken.finish for spoken in engine.speak()):
+            return
+    engine.remove(sequence)
 
 
 def _text_config(checkpoint: str) -> Mapping[str, Any]:

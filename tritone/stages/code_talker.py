@@ -40,6 +40,13 @@ class StreamingScript(Script, Protocol):
     def finish(self) -> None:
         """The answer's last event has come."""
 
+    @property
+    def paused(self) -> bool:
+        """Whether the codes so far end a segment, whose sound needs nothing that comes later."""
+
+    def resume(self) -> bool:
+        """After a sequence has come to its end: whether another one is to go on with the script."""
+
 
 Opener = Callable[[Options, Heard | None], StreamingScript]
 """The script of a session, from its options and the ``heard`` of the first event that is to be spoken. Raises
@@ -179,17 +186,20 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
         if state.script is None or state.sequence is None:
             state.script = self._opener(state.options, told.heard)
             state.sequence = self._sequence(event.session, state.options, state.script)
-            self._engine.add(state.sequence)
         if event.kind in ("text", "speak"):
             state.script.feed(event.text, told.rows)
         if is_last(event):
             state.script.finish()
-        ended = self._engine.arrived(state.sequence)
+        self._proceed(state.sequence)
+
+    def _proceed(self, sequence: TalkerSequence) -> None:
+        ended = self._engine.arrived(sequence)
         if ended is not None:
             self._said(ended)
 
     def _sequence(self, session: int, options: Options, script: StreamingScript) -> TalkerSequence:
-        return TalkerSequence(
+        """A new one, in the engine."""
+        sequence = TalkerSequence(
             session=session,
             tokens=[],
             prompt_length=0,
@@ -198,6 +208,8 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
             script=script,
             save_kv=self._save_kv,
         )
+        self._engine.add(sequence)
+        return sequence
 
     def step(self) -> bool:
         spoken = self._engine.speak()
@@ -208,7 +220,7 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
     def _said(self, one: Spoken) -> None:
         session = one.sequence.session
         state = self._sessions[session]
-        assert state.reply is not None
+        assert state.reply is not None and state.script is not None
         if one.error is not None:
             state.said = True
             self._give_up(state.last or Event(session, "text"), state.reply, one.error)
@@ -216,17 +228,22 @@ class CodeTalkerStage(SpeechSessions[Speaking]):
         if one.codes is not None:
             state.codes.append(one.codes)
             self.metrics.count("tritone_speech_frames_total")
-        state.said = one.finish is not None
-        if state.said or len(state.codes) >= (1 if one.sequence.spoken <= SINGLE_FRAMES else CHUNK_FRAMES):
-            self._send(session, state)
+        goes_on = one.finish == "stop" and state.script.resume()
+        state.said = one.finish is not None and not goes_on
+        last = state.said or state.script.paused
+        if last or len(state.codes) >= (1 if one.sequence.spoken <= SINGLE_FRAMES else CHUNK_FRAMES):
+            self._send(session, state, last)
+        if goes_on:
+            state.sequence = self._sequence(session, state.options, state.script)
+            self._proceed(state.sequence)
         self._end_if_said(session, state)
 
-    def _send(self, session: int, state: Speaking) -> None:
+    def _send(self, session: int, state: Speaking, last: bool) -> None:
         assert state.reply is not None
         width = self._engine.model.codebooks
         codes = torch.stack(state.codes) if state.codes else torch.zeros(0, width, dtype=torch.int64)
         state.codes, state.sent = [], time.monotonic()
-        event = Event(session, "codes", info={"last": state.said}, codes=codes.int().numpy())
+        event = Event(session, "codes", info={"last": last}, codes=codes.int().numpy())
         self._outbox.put(state.reply, event)
 
     def _end_if_said(self, session: int, state: Speaking) -> None:

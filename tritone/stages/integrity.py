@@ -1,4 +1,4 @@
-"""Integrity: the step between prefill and decode, the audit of both pools, and the report.
+"""Integrity: the step between prefill and decode, the audit of all pools, and the report.
 
 A hand-over passes only if its blocks are what it says they are, and only while every check that is on has run.
 """
@@ -14,9 +14,11 @@ from tritone.integrity.audit import Auditor
 from tritone.messages import Failure, Prefilled
 from tritone.metrics import Metrics
 from tritone.pools import CancelBoard, StaleBlocks, Views
+from tritone.sizes import talker_that_speaks_in_codes
 
 PAGE_POOLS = ("prefill_pages", "decode_pages")
 HIDDEN_POOLS = ("prefill_hidden", "decode_hidden")
+TALKER_POOL = "talker_pages"
 
 
 class IntegrityStage:
@@ -37,6 +39,7 @@ class IntegrityStage:
                 metrics,
                 seconds=deployment.integrity.audit_seconds,
                 lease_seconds=deployment.lease_seconds,
+                spoken=(TALKER_POOL,) if talker_that_speaks_in_codes(deployment) is not None else (),
             )
             self._auditor.start()
 

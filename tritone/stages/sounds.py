@@ -1,4 +1,4 @@
-"""What the VoiceBox stage needs of a vocoder, and the two kinds it runs: one takes features, one takes codes."""
+"""What the VoiceBox stage needs of a vocoder, and the kinds it runs: from features, from codes of features, from codes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tritone.messages import Event
+from tritone.models.codec.codec import WIDTH, Codec
+from tritone.models.codec.stretch import Stretch
 from tritone.models.omni.voicebox.box import OmniStream, OmniVoiceBox
 from tritone.models.voice.frames import Frames
 from tritone.models.voice.voicebox import VoiceBox, VoiceBoxStream
@@ -33,7 +35,7 @@ class SoundMaker(Protocol):
 
 
 class FeatureSounds:
-    """The demo voice: a frame is its features and, last, its fundamental frequency in Hz."""
+    """The hibari voice: a frame is its features and, last, its fundamental frequency in Hz."""
 
     def __init__(self, box: VoiceBox) -> None:
         box.warm_up()
@@ -42,6 +44,21 @@ class FeatureSounds:
 
     def open(self, options: Options) -> Sound:
         return _FeatureSound(VoiceBoxStream(self._box, options.sampling.seed, options.audio_mode))
+
+
+class CodecSounds:
+    """The trained voice: a frame is three codes, which stand for four frames of the hibari voice's VoiceBox. A segment is a
+    clause; ``speed`` stretches its frames."""
+
+    def __init__(self, box: VoiceBox, codec: Codec) -> None:
+        box.warm_up()
+        self._box = box
+        self._codec = codec
+        self.sample_rate = box.sample_rate
+
+    def open(self, options: Options) -> Sound:
+        stream = VoiceBoxStream(self._box, options.sampling.seed, options.audio_mode)
+        return _CodecSound(self._codec, Stretch(options.speed, WIDTH), stream)
 
 
 class CodeSounds:
@@ -65,6 +82,18 @@ class _FeatureSound:
     def push(self, event: Event) -> Floats:
         assert event.frames is not None
         return self._stream.push(Frames(event.frames[:, :-1], event.frames[:, -1]), event.info["last"])
+
+
+class _CodecSound:
+    def __init__(self, codec: Codec, stretch: Stretch, stream: VoiceBoxStream) -> None:
+        self._codec = codec
+        self._stretch = stretch
+        self._stream = stream
+
+    def push(self, event: Event) -> Floats:
+        assert event.codes is not None
+        last = event.info["last"]
+        return self._stream.push(self._stretch.push(self._codec.decode(event.codes.astype(np.int64)), last), last)
 
 
 class _CodeSound:

@@ -28,7 +28,7 @@ class _Speaking:
 class TalkerStage(SpeechStage[_Speaking]):
     """Frames of a clause leave as soon as the clause is complete; ``speak`` events bring their whole text at once.
 
-    The demo voice reads text alone, so hidden states are released unread, in :meth:`submit`, where they arrive.
+    The hibari voice reads text alone, so hidden states are released unread, in :meth:`submit`, where they arrive.
     """
 
     work_kinds = frozenset({"text", "speak", "end"})

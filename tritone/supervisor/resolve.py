@@ -6,10 +6,11 @@ import json
 import os
 from pathlib import Path
 
-from tritone.checkpoints import Progress, resolve_checkpoint, resolve_voice
+from tritone.checkpoints import DEMO_VOICE, Progress, resolve_checkpoint, resolve_voice
 from tritone.deployment import DENSE_NAMES, DENSE_WEIGHTS, OWN_VOICE, Deployment, EngineStage
 from tritone.errors import bad
 from tritone.models.omni.families import FAMILIES
+from tritone.models.talker.config import is_talker
 from tritone.sizes import decoder_config, model_type, token_bytes
 
 STORED_DIFFERENTLY = frozenset(
@@ -44,6 +45,7 @@ def resolve_deployment(deployment: Deployment, cache: Path, progress: Progress |
         | {
             "checkpoint": str(checkpoint.resolve()),
             "voice": voice,
+            "voicebox": deployment.voicebox.model_dump() | {"voice": _voicebox(deployment, voice, cache, progress)},
             "max_context": context,
         }
         | {name: part.model_dump() for name, part in stages.items()}
@@ -115,6 +117,13 @@ def _voice(name: str | None, checkpoint: Path, cache: Path, progress: Progress |
     if model_type(checkpoint) not in FAMILIES:
         raise bad("voice", name, f"another one or null: {checkpoint} is none of {', '.join(FAMILIES)}")
     return name
+
+
+def _voicebox(deployment: Deployment, voice: str | None, cache: Path, progress: Progress | None) -> str | None:
+    """The directory of the voice whose VoiceBox sounds the codes of a trained Talker; None for another ``voice``."""
+    if voice in (None, OWN_VOICE) or not is_talker(Path(str(voice))):
+        return None
+    return str(resolve_voice(deployment.voicebox.voice or DEMO_VOICE, cache, progress).resolve())
 
 
 def _check_served(checkpoint: Path) -> None:

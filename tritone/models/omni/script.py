@@ -30,6 +30,10 @@ class StreamedScript(ABC):
         self._missing = heard.tokens
         self._frames = 0
         self._ended = False
+        self.over = False
+        """It has pads without end: stop tokens end it."""
+        self.paused = False
+        """An answer is one segment."""
 
     @abstractmethod
     def open(self, prompt: Tensor) -> None:
@@ -60,6 +64,9 @@ class StreamedScript(ABC):
 
     def finish(self) -> None:
         self._ended = True
+
+    def resume(self) -> bool:
+        return False
 
     @property
     def silent(self) -> bool:

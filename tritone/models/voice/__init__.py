@@ -1,4 +1,4 @@
-"""The demo voice: hibari's "heart" (Apache-2.0) cut into a Talker and a VoiceBox.
+"""The hibari voice: its "heart" (Apache-2.0) cut into a Talker and a VoiceBox.
 
 text -> :class:`~tritone.models.voice.clauses.ClauseSplitter` -> clauses
      -> :class:`~tritone.models.voice.talker.HibariTalker`    -> :class:`~tritone.models.voice.frames.Frames`

@@ -80,3 +80,16 @@ def _read_figures(match: re.Match[str]) -> str:
         return number
     end = number[len(number.rstrip(",.")) :]
     return " ".join(number.rstrip(",.").replace(",", "").replace(".", "")) + end
+
+
+def pieces(phonemes: str, limit: int) -> list[str]:
+    """Pieces of at most ``limit`` phonemes, cut between words where there are any."""
+    parts = []
+    while phonemes:
+        cut = len(phonemes)
+        if cut > limit:
+            cut = phonemes.rfind(" ", 1, limit + 1)
+            cut = limit if cut < 0 else cut
+        parts.append(phonemes[:cut].strip())
+        phonemes = phonemes[cut:].lstrip()
+    return parts

@@ -14,7 +14,7 @@ from tritone.models.voice.clauses import ClauseSplitter
 from tritone.models.voice.config import FRONT_FILE, VoiceConfig
 from tritone.models.voice.frames import Frames
 from tritone.models.voice.pauses import trim_pauses
-from tritone.models.voice.phonemes import Phonemiser
+from tritone.models.voice.phonemes import Phonemiser, pieces
 
 SLOWEST, FASTEST = 0.5, 2.0
 
@@ -69,7 +69,7 @@ class HibariTalker:
         """
         check_speed(speed)
         parts = []
-        for piece in _pieces(self._phonemiser.phonemes(clause), self.config.max_phonemes):
+        for piece in pieces(self._phonemiser.phonemes(clause), self.config.max_phonemes):
             ids = self._phonemiser.ids(piece)
             if not ids:
                 continue
@@ -120,16 +120,3 @@ def check_speed(speed: float) -> float:
     if not (math.isfinite(speed) and SLOWEST <= speed <= FASTEST):
         raise ValueError(f"speed is {speed}; it must be between {SLOWEST} and {FASTEST}")
     return float(speed)
-
-
-def _pieces(phonemes: str, limit: int) -> list[str]:
-    """Pieces of at most `limit` phonemes, cut between words where there are any."""
-    pieces = []
-    while phonemes:
-        cut = len(phonemes)
-        if cut > limit:
-            cut = phonemes.rfind(" ", 1, limit + 1)
-            cut = limit if cut < 0 else cut
-        pieces.append(phonemes[:cut].strip())
-        phonemes = phonemes[cut:].lstrip()
-    return pieces
