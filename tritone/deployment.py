@@ -169,8 +169,8 @@ class Deployment(_Part):
     checkpoint: str = "demo:smollm2-135m-instruct"
     """A Hugging Face directory, a hub name (``Qwen/Qwen2.5-0.5B-Instruct``), or ``demo:smollm2-135m-instruct``."""
     voice: str | None = "demo:heart"
-    """``demo:heart``, the trained Talker, which speaks in codes; ``demo:hibari``, which does not; the directory of a voice of either kind;
-    ``checkpoint`` (the omni checkpoint's own Talker and vocoder); or null for text only."""
+    """``demo:heart``, the trained Talker, which speaks in codes; ``demo:hibari``, which does not; the directory of a voice of
+    either kind; ``checkpoint`` (the omni checkpoint's own Talker and vocoder); or null for text only."""
     page_size: int = Field(default=32, ge=16, le=64)
     """Tokens in one KV page, the same in prefill and decode."""
     max_context: int = Field(default=0, ge=0)
