@@ -3,6 +3,7 @@ others."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ SHIPPED = {
 
 @dataclass(frozen=True)
 class Running:
+    """``directory``: the checkpoint as transformers wrote it, before it became one of the published layout."""
+
     server: Server
     shipped: Shipped
     directory: Path
@@ -78,13 +81,15 @@ class Running:
 @pytest.fixture(scope="module", params=SHIPPED)
 def running(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     shipped: Shipped = SHIPPED[request.param]
-    directory = tmp_path_factory.mktemp(request.param)
+    directory = tmp_path_factory.mktemp(request.param) / "written"
     shipped.make(directory)
-    publish(directory)
+    published = directory.with_name("published")
+    shutil.copytree(directory, published)
+    publish(published)
     data = Deployment.load(DEPLOYMENTS / shipped.file).model_dump(exclude_unset=True)
     sizes = {"pool_tokens": 2048, "max_sequences": 4, "max_batch_tokens": 64}
     data |= {
-        "checkpoint": str(directory),
+        "checkpoint": str(published),
         "max_context": 1024,
         "default_max_tokens": 64,
         **{name: data[name] | sizes for name in ("prefill", "decode")},
