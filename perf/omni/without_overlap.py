@@ -49,6 +49,17 @@ class WaitingScript:
     def silent(self) -> bool:
         return self._script.silent
 
+    @property
+    def over(self) -> bool:
+        return self._script.over
+
+    @property
+    def paused(self) -> bool:
+        return self._script.paused
+
+    def resume(self) -> bool:
+        return self._script.resume()
+
     def prompt(self) -> SpeechPrompt | None:
         return self._script.prompt() if self._ended else None
 
@@ -62,7 +73,7 @@ def make_talker_wait() -> None:
 
     plain = build_talker.opener
 
-    def opener(model: Any) -> Callable[..., WaitingScript]:
+    def opener(model: Any) -> Callable[..., StreamingScript]:
         opened = plain(model)
         return lambda *session: WaitingScript(opened(*session))
 

@@ -9,22 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.talker_reference import SPEAKER, Speech
+from tests.unit.code_talker_bench import CodeTalkerBench
 from tests.unit.helpers import FakeReply, wait_until
 from tests.unit.test_talker_engine import FRAMES, GREEDY, WORDS, reference, spoken
-from tritone.deployment import Deployment, EngineStage
 from tritone.messages import Event
-from tritone.metrics import Metrics
 from tritone.models.omni.heard import Heard
 from tritone.models.omni.talker_config import SpeechDefaults, hearer_of
 from tritone.options import Options, Sampling
-from tritone.pools import BlockPool
-from tritone.sizes import HIDDEN_ROWS
-from tritone.stages.build_talker import build_code_talker
-from tritone.stages.code_talker import SINGLE_FRAMES, CodeTalkerStage
-from tritone.stages.hidden import HiddenWriter
+from tritone.stages.code_talker import SINGLE_FRAMES
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +31,12 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-class Bench:
-    """A stage, and decode's end of its sessions; ``log`` has all messages in their order."""
-
+class Bench(CodeTalkerBench):
     def __init__(self, family: str, weights: Path, directory: Path, frames: int = FRAMES, **sizes: Any) -> None:
-        part = EngineStage(
-            checkpoint=str(reference(family, weights).directory), dtype="float32", kv="float32", threads=1, pool_tokens=2048,
-            **sizes,
-        )
-        deployment = Deployment.parse({"voice": None, "page_size": 16, "max_context": 512, "integrity": {"mode": "raise"}}, "t")
-        self.hear = hearer_of(reference(family, weights).directory)
-        self.stage: CodeTalkerStage = build_code_talker(deployment, part, directory, Metrics("talker"))
+        checkpoint = reference(family, weights).directory
+        super().__init__(checkpoint, directory, 128, "float32", **{"pool_tokens": 2048} | sizes)
+        self.hear = hearer_of(checkpoint)
         self.stage._defaults = SpeechDefaults(GREEDY, frames)
-        self.pages = self.stage._pages
-        self.hidden = BlockPool(directory, "decode_hidden", 64, (HIDDEN_ROWS, 128), "float32", 4)
-        self._writer = HiddenWriter(self.hidden, 60.0)
-        self.log: list[Event] = []
-
-    def send(self, session: int, kind: Any, rows: torch.Tensor | None = None, **more: Any) -> FakeReply:
-        if rows is not None:
-            more |= {"hidden": (self._writer.lend(rows),), "rows": (len(rows),)}
-        reply = FakeReply(log=self.log)
-        self.stage.submit(Event(session, kind, **more), reply)
-        return reply
 
     def start(self, session: int, speech: Speech, voice: str = SPEAKER, **options: Any) -> FakeReply:
         given = Options(speech=True, voice=voice, sampling=Sampling(seed=1), **options).to_json()

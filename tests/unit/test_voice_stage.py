@@ -10,42 +10,22 @@ import numpy as np
 import pytest
 import torch
 
+from tests.unit.code_talker_bench import CodeTalkerBench
 from tests.unit.helpers import FakeReply, wait_until
-from tritone.deployment import Deployment, EngineStage
-from tritone.messages import Event
-from tritone.metrics import Metrics
 from tritone.models.codec.codec import Codes
 from tritone.models.talker.config import HEART
 from tritone.models.talker.files import load_codec, load_network
 from tritone.models.talker.generate import speak
 from tritone.models.talker.text import TextReader
 from tritone.options import Options, Sampling
-from tritone.pools import BlockPool
-from tritone.sizes import HIDDEN_ROWS
-from tritone.stages.build_talker import build_code_talker
-from tritone.stages.code_talker import CodeTalkerStage
-from tritone.stages.hidden import HiddenWriter
 
 CLAUSES = ("Hello there.", "It is late.")
 HIDDEN = 576
 
 
-class Bench:
+class Bench(CodeTalkerBench):
     def __init__(self, directory: Path) -> None:
-        part = EngineStage(checkpoint=str(HEART), dtype="float32", kv="float32", threads=1, pool_tokens=4096)
-        deployment = Deployment.parse({"voice": None, "page_size": 16, "max_context": 512, "integrity": {"mode": "raise"}}, "t")
-        self.stage: CodeTalkerStage = build_code_talker(deployment, part, directory, Metrics("talker"))
-        self.pages = self.stage._pages
-        self.hidden = BlockPool(directory, "decode_hidden", 64, (HIDDEN_ROWS, HIDDEN), "bfloat16", 2)
-        self._writer = HiddenWriter(self.hidden, 60.0)
-        self.log: list[Event] = []
-
-    def send(self, session: int, kind: Any, rows: torch.Tensor | None = None, **more: Any) -> FakeReply:
-        if rows is not None:
-            more |= {"hidden": (self._writer.lend(rows),), "rows": (len(rows),)}
-        reply = FakeReply(log=self.log)
-        self.stage.submit(Event(session, kind, **more), reply)
-        return reply
+        super().__init__(HEART, directory, HIDDEN, "bfloat16", pool_tokens=4096)
 
     def begin(self, session: int, kind: str = "start", text: str = "") -> FakeReply:
         options = Options(speech=True, voice="heart", sampling=Sampling(seed=1)).to_json()

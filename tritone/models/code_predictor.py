@@ -44,6 +44,15 @@ class CodePredictor:
                 inputs = functional.embedding(codes[-1], self.tables[index])
         return codes
 
+    @torch.inference_mode()
+    def embed(self, first: Tensor, codes: Tensor) -> Tensor:
+        """What frames with codes int64 [N, codebooks] are as inputs of the Talker, in the dtype of ``first`` [N, hidden], which
+        is codebook 0's part: the sum over their codebooks, in float32."""
+        total = first.float()
+        for index, table in enumerate(self.tables):
+            total = total + functional.embedding(codes[:, index + 1], table).float()
+        return total.to(first.dtype)
+
     def _batch(self, count: int, new: int, length: int) -> Batch:
         """``new`` rows of each frame, ``length`` with those before."""
         return Batch(

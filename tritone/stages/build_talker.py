@@ -19,8 +19,7 @@ from tritone.models.omni.heard import Heard
 from tritone.models.omni.script import StreamedScript
 from tritone.models.omni.talker_config import SpeechDefaults, declared, speech_defaults
 from tritone.models.omni.talker_loading import OmniTalker, load_talker
-from tritone.models.talker.config import CONFIG_FILE as VOICE_FILE
-from tritone.models.talker.config import load_config
+from tritone.models.talker.config import is_talker, load_config
 from tritone.models.talker.served import VoiceScript, VoiceTalker, load_voice
 from tritone.options import Options, Sampling
 from tritone.pools import CancelBoard, Views
@@ -47,8 +46,7 @@ def build_code_talker(
         raise bad("talker.kv", part.kv, "auto, bf16, float32")
     torch.set_num_threads(part.threads)
     assert part.checkpoint is not None
-    trained = (Path(part.checkpoint) / VOICE_FILE).is_file()
-    talker = _trained(part) if trained else _omni(part, LoadProgress(directory, "talker"))
+    talker = _trained(part) if is_talker(Path(part.checkpoint)) else _omni(part, LoadProgress(directory, "talker"))
     pages, tracker = page_pool(deployment, part, directory, "talker", talker.model.decoder.config)
     scheduler = Scheduler(
         pages,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tritone.kernels import KV, Kernels
 from tritone.models.code_predictor import CodePredictor
@@ -103,12 +102,8 @@ class Qwen3Talker:
         ]
         return torch.stack([codes, *self._predictor.predict(hidden, self.decoder.embed(codes), residual)], dim=1)
 
-    @torch.inference_mode()
     def embed(self, frames: Tensor) -> Tensor:
-        total = self.decoder.embed(frames[:, 0]).float()
-        for index, table in enumerate(self._predictor.tables):
-            total = total + functional.embedding(frames[:, index + 1], table).float()
-        return total.to(self.decoder.dtype)
+        return self._predictor.embed(self.decoder.embed(frames[:, 0]), frames)
 
 
 class Qwen3Script(StreamedScript):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tritone.errors import bad
+
 READ = 1024
 """The token of codebook 0 that asks for the next unit of text."""
 
@@ -54,18 +56,24 @@ class TalkerConfig:
 
 
 def is_talker(directory: Path) -> bool:
-    """Whether a directory with ``voice.json`` holds a trained Talker."""
-    return bool(_described(directory).get("format") == FORMAT)
+    """Whether a directory holds a trained Talker. Raises ``InvalidArgument`` where its ``voice.json`` cannot be read."""
+    return (directory / CONFIG_FILE).is_file() and _described(directory).get("format") == FORMAT
 
 
 def load_config(directory: Path) -> TalkerConfig:
-    """The sizes. Raises FileNotFoundError without ``voice.json``, ValueError for another format."""
+    """The sizes. Raises ``InvalidArgument`` where there is no ``voice.json``, or one of another format."""
     described = _described(directory)
     if described.get("format") != FORMAT:
-        raise ValueError(f"{directory / CONFIG_FILE}: format is {described.get('format')!r}; allowed: {FORMAT!r}")
+        raise bad(f"{directory / CONFIG_FILE}: format", described.get("format"), FORMAT)
     return TalkerConfig(**described["config"] | {"speakers": tuple(described["config"]["speakers"])})
 
 
 def _described(directory: Path) -> dict[str, Any]:
-    described: dict[str, Any] = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    file = directory / CONFIG_FILE
+    try:
+        described = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise bad("voice", str(file), f"a readable JSON file ({error})") from None
+    if not isinstance(described, dict):
+        raise bad(f"voice: {file}", described, "a JSON object")
     return described

@@ -83,12 +83,8 @@ class VoiceTalker:
         codes = torch.tensor(first)
         return torch.stack([codes, *self._predictor.predict(hidden, self.decoder.embed(codes), draws)], dim=1)
 
-    @torch.inference_mode()
     def embed(self, frames: Tensor) -> Tensor:
-        total = self.decoder.embed(frames[:, 0]).float()
-        for index, table in enumerate(self._predictor.tables):
-            total = total + functional.embedding(frames[:, index + 1], table).float()
-        return total.to(self.decoder.dtype)
+        return self._predictor.embed(self.decoder.embed(frames[:, 0]), frames)
 
 
 class VoiceScript:
@@ -181,8 +177,8 @@ class VoiceScript:
 
 
 def load_voice(directory: Path, dtype: torch.dtype = torch.float32, max_positions: int | None = None) -> VoiceTalker:
-    """From a directory that ``save_talker`` wrote. Raises FileNotFoundError or ValueError when there is none, ImportError
-    without hibari-tts."""
+    """From a directory that ``save_talker`` wrote. Raises ``InvalidArgument`` where there is none, ImportError without
+    hibari-tts."""
     config = load_config(directory)
     decoder = load_decoder(directory / TALKER, dtype, max_positions=max_positions)
     predictor = load_decoder(directory / PREDICTOR, dtype, max_positions=config.codebooks)
