@@ -30,32 +30,33 @@
 #define STEP(type) 1
 #endif
 
-INLINE vf multiply_add(vf sum, const char *x, const char *w, int type) {
+INLINE vr multiply_add(vr sum, const char *x, const char *w, int type) {
 #ifdef __AVX512BF16__
   if (type == TYPE_BF16) {
     int32_t pair;
     memcpy(&pair, x, 4);
-    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(pair));
+    return (vr)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(pair));
   }
 #endif
-  return sum + load16(w, 0, type) * load1(x, 0, type);
+  return sum + load_register(w, 0, type) * spread(x, 0, type);
 }
 
 /* R rows by one panel over `steps`; sums [R, PANEL] are started from zero if `first`. `ahead` is memory wanted soon. */
 INLINE void panel_tile(const char *x, int64_t x_row, const char *w, const char *ahead, int64_t steps, float *sums,
                        int first, int type, const int R) {
-  vf acc[TILE_ROWS][PANEL_VECTORS];
+  enum { WIDE = PANEL / REGISTER };
+  vr acc[TILE_ROWS][WIDE];
   const int64_t x_step = STEP(type) * type_size(type), w_step = PANEL * x_step;
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < PANEL_VECTORS; v++) acc[r][v] = first ? splat(0) : load16(sums + r * PANEL, v * LANES, TYPE_F32);
+    for (int v = 0; v < WIDE; v++) acc[r][v] = first ? (vr){0} : load_register(sums + r * PANEL, v * REGISTER, TYPE_F32);
   for (int64_t s = 0; s < steps; s++) {
     if (R == TILE_ROWS) __builtin_prefetch(ahead + s * 64);
     for (int r = 0; r < R; r++)
-      for (int v = 0; v < PANEL_VECTORS; v++)
-        acc[r][v] = multiply_add(acc[r][v], x + r * x_row + s * x_step, w + s * w_step + v * (w_step / PANEL_VECTORS), type);
+      for (int v = 0; v < WIDE; v++)
+        acc[r][v] = multiply_add(acc[r][v], x + r * x_row + s * x_step, w + s * w_step + v * (w_step / WIDE), type);
   }
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < PANEL_VECTORS; v++) store16(sums + r * PANEL, v * LANES, acc[r][v], TYPE_F32);
+    for (int v = 0; v < WIDE; v++) store_register(sums + r * PANEL, v * REGISTER, acc[r][v]);
 }
 
 INLINE void panel_rows(const char *x, int64_t x_row, const char *w, const char *ahead, int64_t steps, float *sums,

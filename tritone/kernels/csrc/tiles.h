@@ -53,6 +53,7 @@ static void widen_tile(const struct attention *a, const char *at, int64_t keys, 
 }
 
 /* Products of one query [padded] with a tile of keys [TILE, padded]. */
+#ifdef __AVX512F__
 INLINE vf dots_float(const float *query, const float *keys, int64_t padded) {
   vf dots[TILE];
   for (int t = 0; t < TILE; t++) dots[t] = splat(0);
@@ -62,6 +63,21 @@ INLINE vf dots_float(const float *query, const float *keys, int64_t padded) {
   }
   return sums_of_16(dots);
 }
+#else
+INLINE vf dots_float(const float *query, const float *keys, int64_t padded) {
+  float sums[TILE];
+  for (int64_t half = 0; half < TILE; half += 8, keys += 8 * padded) {
+    vr dots[8];
+    for (int t = 0; t < 8; t++) dots[t] = (vr){0};
+    for (int64_t i = 0; i < padded; i += REGISTER) {
+      vr q = load_register(query, i, TYPE_F32);
+      for (int t = 0; t < 8; t++) dots[t] += q * load_register(keys + t * padded, i, TYPE_F32);
+    }
+    sums_of_8(sums + half, dots);
+  }
+  return load16(sums, 0, TYPE_F32);
+}
+#endif
 
 /* The same for bfloat16 queries and keys, whose products are exact in float32; dim is a multiple of 32. */
 INLINE vf dots_bf16(const char *query, const char *keys, int64_t dim) {
@@ -79,31 +95,38 @@ INLINE vf dots_bf16(const char *query, const char *keys, int64_t dim) {
   return sums_of_16(dots);
 }
 
+/* Registers of a row that are added up at once: with four rows, as many as there are. */
+#ifdef __AVX512F__
+#define ADDED 4
+#else
+#define ADDED 2
+#endif
+
 /* acc [R, pitch] += weights [R, PARTITION] (first TILE of each) times rows [TILE, width of `type`]. */
 INLINE void add_weighted(float *restrict acc, const float *restrict weights, const char *restrict rows, int64_t padded,
                          int type, const char *ahead, const int R, const int V) {
   const int64_t pitch = padded + STATS, row = padded * type_size(type);
-  vf sum[4][4];
+  vr sum[4][ADDED];
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) sum[r][v] = load16(acc + r * pitch, v * LANES, TYPE_F32);
+    for (int v = 0; v < V; v++) sum[r][v] = load_register(acc + r * pitch, v * REGISTER, TYPE_F32);
   for (int t = 0; t < TILE; t++) {
     if (ahead)
-      for (int64_t i = 0; i < V * LANES * type_size(type); i += 64) __builtin_prefetch(ahead + t * row + i, 0, 2);
+      for (int64_t i = 0; i < V * REGISTER * type_size(type); i += 64) __builtin_prefetch(ahead + t * row + i, 0, 2);
     for (int v = 0; v < V; v++) {
-      vf x = load16(rows + t * row, v * LANES, type);
+      vr x = load_register(rows + t * row, v * REGISTER, type);
       for (int r = 0; r < R; r++) sum[r][v] += x * weights[r * PARTITION + t];
     }
   }
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) store16(acc + r * pitch, v * LANES, sum[r][v], TYPE_F32);
+    for (int v = 0; v < V; v++) store_register(acc + r * pitch, v * REGISTER, sum[r][v]);
 }
 
 INLINE void add_weighted_rows(float *acc, const float *weights, const char *rows, int64_t padded, int type,
                               const char *ahead, const int R) {
   int64_t i = 0, size = type_size(type);
-  for (; i + 4 * LANES <= padded; i += 4 * LANES)
-    add_weighted(acc + i, weights, rows + i * size, padded, type, ahead ? ahead + i * size : 0, R, 4);
-  for (; i < padded; i += LANES)
+  for (; i + ADDED * REGISTER <= padded; i += ADDED * REGISTER)
+    add_weighted(acc + i, weights, rows + i * size, padded, type, ahead ? ahead + i * size : 0, R, ADDED);
+  for (; i < padded; i += REGISTER)
     add_weighted(acc + i, weights, rows + i * size, padded, type, ahead ? ahead + i * size : 0, R, 1);
 }
 

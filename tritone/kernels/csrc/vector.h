@@ -10,6 +10,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #ifndef TRITONE_SUFFIX
 #define TRITONE_SUFFIX _plain
 #endif
@@ -25,6 +29,20 @@ typedef uint32_t vu __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
 typedef float vf_any __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint16_t vh_any __attribute__((vector_size(32), aligned(2), may_alias));
+
+/* As many lanes as a register has. The compiler keeps wider vectors in memory: sums over long loops belong in these. */
+#if defined(__AVX512F__)
+#define REGISTER 16
+#elif defined(__AVX2__)
+#define REGISTER 8
+#else
+#define REGISTER 4
+#endif
+typedef float vr __attribute__((vector_size(4 * REGISTER)));
+typedef uint32_t vru __attribute__((vector_size(4 * REGISTER)));
+typedef uint16_t vrh __attribute__((vector_size(2 * REGISTER)));
+typedef float vr_any __attribute__((vector_size(4 * REGISTER), aligned(4), may_alias));
+typedef uint16_t vrh_any __attribute__((vector_size(2 * REGISTER), aligned(2), may_alias));
 
 /* Element types of activations and KV pages; the numbers are part of the Python binding. */
 enum { TYPE_F32 = 0, TYPE_BF16 = 1 };
@@ -53,6 +71,14 @@ INLINE vf load16(const void *p, int64_t i, int type) {
   return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 
+INLINE vr load_register(const void *p, int64_t i, int type) {
+  if (type == TYPE_F32) return (vr) * (const vr_any *)((const float *)p + i);
+  vrh h = (vrh) * (const vrh_any *)((const uint16_t *)p + i);
+  return (vr)(__builtin_convertvector(h, vru) << 16);
+}
+
+INLINE void store_register(float *p, int64_t i, vr x) { *(vr_any *)(p + i) = x; }
+
 INLINE vu bf16_bits(vf x) {
   vu u = (vu)x;
   vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -67,6 +93,14 @@ INLINE void store16(void *p, int64_t i, vf x, int type) {
 
 INLINE float load1(const void *p, int64_t i, int type) {
   return type == TYPE_F32 ? ((const float *)p)[i] : bf16_to_float(((const uint16_t *)p)[i]);
+}
+
+/* Element i in every lane. */
+INLINE vr spread(const void *p, int64_t i, int type) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if (type == TYPE_BF16) return (vr)_mm256_slli_epi32(_mm256_set1_epi16(((const int16_t *)p)[i]), 16);
+#endif
+  return load1(p, i, type) - (vr){0}; /* minus zero changes no number, plus zero would change one */
 }
 
 INLINE void store1(void *p, int64_t i, float x, int type) {
@@ -122,6 +156,19 @@ INLINE vf sums_of_16(const vf *v) {
   }
   return fold1(fold2(q[0], q[1]), fold2(q[2], q[3]));
 }
+
+#ifndef __AVX512F__
+/* to[i] = the sum of the lanes of v[i], for eight of them. */
+INLINE void sums_of_8(float *to, const vr *v) {
+#ifdef __AVX2__
+  __m256 low = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[0], (__m256)v[1]), _mm256_hadd_ps((__m256)v[2], (__m256)v[3]));
+  __m256 high = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[4], (__m256)v[5]), _mm256_hadd_ps((__m256)v[6], (__m256)v[7]));
+  store_register(to, 0, (vr)_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)));
+#else
+  for (int i = 0; i < 8; i++) to[i] = (v[i][0] + v[i][1]) + (v[i][2] + v[i][3]);
+#endif
+}
+#endif
 
 INLINE float lane_sum(vf v) {
   v = fold8(v, v);
