@@ -114,5 +114,6 @@ def test_only_codes_that_no_other_stage_reads_have_offsets(
         offsets = kv.offsets if isinstance(kv, QuantizedPages) else None
         assert (offsets is not None) == (name == "decode" and (prefill, decode) == ("bf16", "fp8"))
         if offsets is not None:
-            again = key_offsets(load_decoder(checkpoint, max_positions=128), byte_level_tokenizer(), SCALES)
+            dtype = getattr(torch, part.dtype)  # what the CPU is fast at, unless the deployment says another
+            again = key_offsets(load_decoder(checkpoint, dtype, max_positions=128), byte_level_tokenizer(), SCALES)
             assert torch.equal(offsets, again), "another load gives the same bits"
