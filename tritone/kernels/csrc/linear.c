@@ -5,10 +5,6 @@
  */
 #include "vector.h"
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 #if defined(__AVX512F__)
 #define TILE_ROWS 8
 #define PANEL_VECTORS 3

@@ -95,7 +95,7 @@ INLINE vf dots_bf16(const char *query, const char *keys, int64_t dim) {
   return sums_of_16(dots);
 }
 
-/* Registers of a row that are added up at once: with four rows, as many as there are. */
+/* Registers of a row that are added up at once; four rows of them, and what they are multiplied with, fit. */
 #ifdef __AVX512F__
 #define ADDED 4
 #else
