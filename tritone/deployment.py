@@ -117,6 +117,9 @@ class VoiceBoxStage(_Part):
     voice: str | None = None
     """The voice whose VoiceBox sounds a trained Talker, ``demo:hibari`` where it is null; of no use to other voices."""
     threads: int = Field(default=1, ge=1, le=512)
+    batch: int = Field(default=1, ge=1, le=256)
+    """Sessions of an omni checkpoint's VoiceBox computed together. A batch that is not full costs as much as a full one: so the
+    bits of a session depend on this number, not on other sessions. 1 is best on CPUs. Of no use to other voices."""
     max_queue: int = Field(default=4096, ge=1)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SECONDS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+SESSIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 RATIO = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
 
 
@@ -48,6 +49,7 @@ METRICS: dict[str, MetricSpec] = {
     "tritone_inter_token_latency_seconds": MetricSpec("histogram", "Between two tokens of a request", SECONDS),
     "tritone_time_to_first_audio_seconds": MetricSpec("histogram", "From a request's arrival to its first audio", SECONDS),
     "tritone_real_time_factor": MetricSpec("histogram", "Seconds of work for a second of audio", RATIO),
+    "tritone_batch_sessions": MetricSpec("histogram", "Sessions of one batch of an omni checkpoint's VoiceBox", SESSIONS),
     "tritone_queue_seconds": MetricSpec("histogram", "Waiting before the stage began", SECONDS),
     "tritone_stage_seconds": MetricSpec("histogram", "Work of the stage for one request, clause or chunk", SECONDS),
     "tritone_handover_seconds": MetricSpec("histogram", "From prefill's hand-over to its KV lying in decode's pages", SECONDS),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tritone.models.omni.voicebox.box import OmniStream
+from tritone.models.omni.voicebox.batch import Call, Tensors, compute
+from tritone.models.omni.voicebox.box import OmniStream, OmniVoiceBox
 
 Audio = npt.NDArray[np.float32]
 
@@ -33,6 +35,28 @@ def streamed(stream: OmniStream, codes: npt.NDArray[Any], sizes: list[int]) -> l
         start += size
     pieces.append(stream.push(codes[start:], last=True))
     return pieces
+
+
+def together(box: OmniVoiceBox, work: Sequence[tuple[OmniStream, npt.NDArray[Any], bool]]) -> list[Audio]:
+    """``push(codes, last)`` of each stream, what they need computed in shared batches."""
+    running = [stream.steps(codes, last) for stream, codes, last in work]
+    wanted: dict[int, Call] = {}
+    sounds: dict[int, Audio] = {}
+
+    def go_on(index: int, made: Tensors | None) -> None:
+        try:
+            wanted[index] = next(running[index]) if made is None else running[index].send(made)
+        except StopIteration as ended:
+            sounds[index] = ended.value
+
+    for index in range(len(work)):
+        go_on(index, None)
+    while wanted:
+        kind = next(iter(wanted.values())).kind
+        batch = [index for index, call in wanted.items() if call.kind == kind][: box.slots]
+        for index, made in zip(batch, compute([wanted.pop(index) for index in batch], box.slots), strict=True):
+            go_on(index, made)
+    return [sounds[index] for index in range(len(work))]
 
 
 def assert_no_click(pieces: list[Audio]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from helpers import wait_until
@@ -25,7 +27,7 @@ def hold(worker: FairWorker) -> threading.Event:
     """Keeps the worker busy until the event is set, so that what is submitted meanwhile queues."""
     begun, gate = threading.Event(), threading.Event()
 
-    def task() -> Iterator[None]:
+    def task() -> Generator[None, None, None]:
         begun.set()
         assert gate.wait(5)
         return
@@ -36,7 +38,7 @@ def hold(worker: FairWorker) -> threading.Event:
     return gate
 
 
-def slices(log: list[str], name: str, count: int) -> Iterator[None]:
+def slices(log: list[str], name: str, count: int) -> Generator[None, None, None]:
     for number in range(count):
         log.append(f"{name}{number}")
         yield
@@ -62,7 +64,7 @@ def test_a_long_session_does_not_keep_a_new_one_waiting(worker: FairWorker) -> N
     started = threading.Event()
     done = threading.Event()
 
-    def endless() -> Iterator[None]:
+    def endless() -> Generator[None, None, None]:
         while not done.is_set():
             log.append("long")
             started.set()
@@ -72,7 +74,7 @@ def test_a_long_session_does_not_keep_a_new_one_waiting(worker: FairWorker) -> N
     assert started.wait(5)
     finished = threading.Event()
 
-    def short() -> Iterator[None]:
+    def short() -> Generator[None, None, None]:
         finished.set()
         return
         yield
@@ -86,7 +88,7 @@ def test_a_long_session_does_not_keep_a_new_one_waiting(worker: FairWorker) -> N
 def test_an_exception_ends_its_task_only(worker: FairWorker) -> None:
     log: list[str] = []
 
-    def broken() -> Iterator[None]:
+    def broken() -> Generator[None, None, None]:
         log.append("broken")
         yield
         raise RuntimeError("expected by the test")
@@ -101,7 +103,7 @@ def test_an_exception_ends_its_task_only(worker: FairWorker) -> None:
 
 
 def test_a_task_that_cannot_even_begin_does_not_stop_the_worker(worker: FairWorker) -> None:
-    def broken() -> Iterator[None]:
+    def broken() -> Generator[None, None, None]:
         raise RuntimeError("expected by the test")
 
     with pytest.raises(RuntimeError):
@@ -116,7 +118,7 @@ def test_a_task_that_cannot_even_begin_does_not_stop_the_worker(worker: FairWork
 def test_random_traffic_from_several_threads(worker: FairWorker) -> None:
     log: list[tuple[int, int, int]] = []
 
-    def task(session: int, number: int, count: int) -> Iterator[None]:
+    def task(session: int, number: int, count: int) -> Generator[None, None, None]:
         for part in range(count):
             log.append((session, number, part))
             yield
@@ -138,6 +140,80 @@ def test_random_traffic_from_several_threads(worker: FairWorker) -> None:
         assert ours == sorted(ours)
         chance = random.Random(session)
         assert len(ours) == sum(chance.randint(0, 3) for _ in range(100))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    kind: str
+    value: int
+
+
+class Batches:
+    """A worker that computes squares, and what it computed together."""
+
+    def __init__(self, width: int) -> None:
+        self.made: list[list[int]] = []
+        self.worker = FairWorker("test", compute=self.compute, width=width)
+
+    def compute(self, wanted: Sequence[Wanted]) -> list[int]:
+        self.made.append([one.value for one in wanted])
+        assert len({one.kind for one in wanted}) == 1
+        if any(one.value == 13 for one in wanted):
+            raise RuntimeError("expected by the test")
+        return [one.value**2 for one in wanted]
+
+    def ask(self, session: int, log: list[Any], kind: str, *values: int) -> None:
+        def task() -> Generator[Wanted, Any, None]:
+            for value in values:
+                try:
+                    log.append((session, (yield Wanted(kind, value))))
+                except RuntimeError as error:
+                    log.append((session, str(error)))
+
+        self.worker.submit(session, task)
+
+
+def test_what_sessions_want_is_computed_together() -> None:
+    batches, log = Batches(width=3), list[Any]()
+    gate = hold(batches.worker)
+    for session in range(1, 6):
+        batches.ask(session, log, "even" if session == 2 else "odd", session, session + 20)
+    batches.ask(1, log, "odd", 6)
+    gate.set()
+    wait_until(lambda: len(batches.worker) == 0)
+    batches.worker.stop()
+    # Full batches of the kind that waited longest; what its sessions ask next stands behind those who wait already.
+    assert batches.made == [[1, 3, 4], [2], [5, 21, 23], [24, 25, 6], [22]]
+    answers = {session: [answer for owner, answer in log if owner == session] for session in range(1, 6)}
+    assert answers == {1: [1, 441, 36], 2: [4, 484], 3: [9, 529], 4: [16, 576], 5: [25, 625]}
+
+
+def test_a_failed_batch_fails_its_sessions_and_no_other() -> None:
+    batches, log = Batches(width=2), list[Any]()
+    gate = hold(batches.worker)
+    batches.ask(1, log, "a", 13, 2)
+    batches.ask(2, log, "a", 3, 4)
+    batches.ask(3, log, "b", 5)
+    gate.set()
+    wait_until(lambda: len(batches.worker) == 0)
+    batches.worker.stop()
+    assert sorted(log, key=str) == [
+        (1, "expected by the test"), (1, 4), (2, "expected by the test"), (2, 16), (3, 25),
+    ]
+
+
+def test_turns_go_before_batches() -> None:
+    """So that what could share a batch is known when it is computed."""
+    batches, log = Batches(width=8), list[Any]()
+    gate = hold(batches.worker)
+    batches.ask(1, log, "a", 1)
+    batches.worker.submit(2, lambda: slices(log, "slice", 5))
+    batches.ask(3, log, "a", 3)
+    gate.set()
+    wait_until(lambda: len(batches.worker) == 0)
+    batches.worker.stop()
+    assert log == [*(f"slice{number}" for number in range(5)), (1, 1), (3, 9)]
+    assert batches.made == [[1, 3]]
 
 
 def test_stop_does_not_wait_for_the_queue() -> None:

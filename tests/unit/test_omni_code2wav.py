@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from perf.omni.tiny import make_qwen3_omni
-from tests.unit.omni_sound import Audio, assert_no_click, decibels, draw_codes, streamed
+from tests.unit.omni_sound import Audio, assert_no_click, decibels, draw_codes, streamed, together
 from tritone.errors import InvalidArgument
+from tritone.models.omni.voicebox.batch import Call, alone, compute
 from tritone.models.omni.voicebox.box import OmniVoiceBox
 from tritone.models.omni.voicebox.loading import load_voicebox
 from tritone.models.omni.voicebox.plan import ChunkPlan
@@ -34,6 +35,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.fixture(scope="module")
 def box(checkpoint: tuple[Path, Any]) -> OmniVoiceBox:
     return load_voicebox(checkpoint[0])
+
+
+@pytest.fixture(scope="module")
+def wide(checkpoint: tuple[Path, Any]) -> OmniVoiceBox:
+    """Batches of eight sessions."""
+    return load_voicebox(checkpoint[0], slots=8)
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +75,11 @@ def random_sizes(seed: int) -> list[int]:
 def test_any_sizes_of_chunks_give_the_module(box: OmniVoiceBox, codes: Any, whole: Audio, sizes: list[int]) -> None:
     segment, pieces, start = box.segment("latency", 0, 0, None), [], 0
     tensor = box.checked(codes)
-    with torch.inference_mode():
-        for size in sizes:
-            pieces.append(segment.run(tensor[:, start : start + size], last=start + size >= FRAMES))
-            start += size
-            if start >= FRAMES:
-                break
+    for size in sizes:
+        pieces.append(alone(segment.run(tensor[:, start : start + size], last=start + size >= FRAMES), 1))
+        start += size
+        if start >= FRAMES:
+            break
     sound = np.concatenate(pieces)
     assert len(sound) == FRAMES * HOP
     assert decibels(whole, sound[:-TRIMMED]) > 100
@@ -130,8 +136,12 @@ def test_the_end_may_come_without_codes(box: OmniVoiceBox, codes: Any) -> None:
     np.testing.assert_array_equal(again, np.concatenate([start, rest]))
 
 
-def test_neighbours_change_no_bit(box: OmniVoiceBox, codes: Any) -> None:
+@pytest.mark.parametrize("slots", [1, 8])
+def test_neighbours_change_no_bit(slots: int, request: pytest.FixtureRequest, codes: Any, whole: Audio) -> None:
+    box: OmniVoiceBox = request.getfixturevalue("box" if slots == 1 else "wide")
+    assert box.slots == slots
     alone = np.concatenate(streamed(box.stream(), codes[:60], [9] * 7))
+    assert decibels(whole[: 50 * HOP], alone[: 50 * HOP]) > 100, "the end is another, for codes follow there"
     # Five equal sessions, and between them three others of other lengths, modes and codes.
     streams = [box.stream("quality" if index % 3 == 1 else "latency") for index in range(8)]
     equal = [index for index in range(8) if index % 3 != 1]
@@ -140,12 +150,54 @@ def test_neighbours_change_no_bit(box: OmniVoiceBox, codes: Any) -> None:
     for start in range(0, 120, 9):
         work = [(s, p[start : start + 9], start + 9 >= len(p)) for s, p in zip(streams, parts, strict=True) if start < len(p)]
         running = [pieces for pieces, part in zip(heard, parts, strict=True) if start < len(part)]
-        for pieces, sound in zip(running, box.push_many(work), strict=True):
+        for pieces, sound in zip(running, together(box, work), strict=True):
             pieces.append(sound)
     for index in equal:
         np.testing.assert_array_equal(np.concatenate(heard[index]), alone)
     other = np.concatenate(heard[1])
     np.testing.assert_array_equal(other, box.stream("quality").push(parts[1], last=True))
+
+
+def test_a_session_has_the_same_bits_at_any_place_and_time(wide: OmniVoiceBox, codes: Any) -> None:
+    """Ten others of all ages share its batches; each time it stands elsewhere."""
+    alone = np.concatenate(streamed(wide.stream(), codes[:73], [4, 3, 6, 12, 24, 24]))
+    draw, heard = random.Random(1), []
+    others = [wide.stream() for _ in range(10)]
+    for stream in others[:5]:
+        stream.push(codes[:49], last=False)
+    stream, start = wide.stream(), 0
+    for size in (4, 3, 6, 12, 24, 24):
+        work = [(other, codes[start : start + 24], False) for other in others]
+        place = draw.randrange(len(work))
+        work.insert(place, (stream, codes[start : start + size], start + size == 73))
+        heard.append(together(wide, work)[place])
+        start += size
+    np.testing.assert_array_equal(np.concatenate(heard), alone)
+
+
+def test_a_batch_is_one_pass(wide: OmniVoiceBox, codes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[tuple[int, ...]] = []
+    decode = wide.decode  # type: ignore[attr-defined]
+
+    def counted(codes: torch.Tensor, *rest: torch.Tensor) -> Any:
+        passes.append(tuple(codes.shape))
+        return decode(codes, *rest)
+
+    monkeypatch.setattr(wide, "decode", counted)
+    work = [(wide.stream(), codes[index : index + 7], False) for index in range(12)]
+    assert [len(sound) for sound in together(wide, work)] == [7 * HOP - TRIMMED] * 12
+    assert passes == [(8, GROUPS, 4), (8, GROUPS, 4), (8, GROUPS, 3), (8, GROUPS, 3)]
+
+
+def test_only_calls_of_a_kind_share_a_batch(wide: OmniVoiceBox) -> None:
+    def double(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x * 2,)
+
+    one, same, longer = (Call(double, (torch.ones(size),)) for size in (3, 3, 4))
+    assert one.kind == same.kind != longer.kind
+    assert [made[0].tolist() for made in compute([one, same], 4)] == [[2, 2, 2], [2, 2, 2]]
+    with pytest.raises(AssertionError):
+        compute([one, longer], 4)
 
 
 def test_a_b_a_gives_a_twice(box: OmniVoiceBox, codes: Any) -> None:
@@ -168,8 +220,6 @@ def test_bad_codes_are_refused_and_change_nothing(box: OmniVoiceBox, codes: Any)
     ):
         with pytest.raises(InvalidArgument, match=message):
             stream.push(wrong, last=True)
-        with pytest.raises(InvalidArgument, match=message):
-            box.push_many([(healthy, codes[10:], True), (stream, wrong, True)])
     np.testing.assert_array_equal(stream.push(codes[10:30], last=True), healthy.push(codes[10:30], last=True))
     with pytest.raises(InvalidArgument, match=r"mode.*fast.*latency, quality"):
         box.stream("fast")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from perf.omni.tiny import make_qwen25_omni
-from tests.unit.omni_sound import Audio, assert_no_click, decibels, draw_codes, streamed
+from tests.unit.omni_sound import Audio, assert_no_click, decibels, draw_codes, streamed, together
 from tritone.errors import InvalidArgument
 from tritone.models.omni.voicebox.loading import load_voicebox
 from tritone.models.omni.voicebox.speakers import read_speakers
@@ -111,15 +111,25 @@ def test_seeds_and_segments(box: Token2Wav, codes: Any) -> None:
         assert len(other) == len(first) and decibels(first, other) < 20, "noise of its own"
 
 
-def test_neighbours_change_no_bit(box: Token2Wav, codes: Any) -> None:
+@pytest.mark.parametrize("slots", [1, 8])
+def test_neighbours_change_no_bit(
+    slots: int, checkpoint: tuple[Path, Any], box: Token2Wav, whole: Audio, codes: Any
+) -> None:
+    if slots > 1:
+        made = load_voicebox(checkpoint[0], slots=slots)
+        assert isinstance(made, Token2Wav)
+        box = made
     alone = np.concatenate(streamed(box.stream(seed=7), codes[:55], [50]))
-    other = box.stream("quality", seed=8)
-    streams = [box.stream(seed=7), other, box.stream(seed=7), box.stream(seed=7)]
-    heads = box.push_many([(stream, codes[60:90] if stream is other else codes[:50], False) for stream in streams])
-    rests = box.push_many([(stream, codes[50:55], True) for stream in streams])
-    for index in (0, 2, 3):
+    assert decibels(box.oneshot(codes[:55], seed=7), alone) > BOUND["latency"]
+    other, third = box.stream("quality", seed=8), box.stream(seed=9, voice="Ethan")
+    streams = [box.stream(seed=7), other, box.stream(seed=7), third, box.stream(seed=7)]
+    heads = together(box, [(stream, codes[60:110] if stream in (other, third) else codes[:50], False) for stream in streams])
+    rests = together(box, [(stream, codes[50:55], True) for stream in streams])
+    for index in (0, 2, 4):
         np.testing.assert_array_equal(np.concatenate([heads[index], rests[index]]), alone)
     np.testing.assert_array_equal(box.stream(seed=7).push(codes[:55], last=True), alone)
+    ethan = box.stream(seed=9, voice="Ethan").push(np.concatenate([codes[60:110], codes[50:55]]), last=True)
+    np.testing.assert_array_equal(np.concatenate([heads[3], rests[3]]), ethan)
 
 
 def test_voices(box: Token2Wav, codes: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class TalkerLike(SpeechStage[Voice]):
         self.opened.append(options.voice)
         return Voice()
 
-    def work(self, state: Voice, event: Event) -> Iterator[Event]:
+    def work(self, state: Voice, event: Event) -> Generator[Event, None, None]:
         for word in event.text.split() if event.kind == "text" else ["(end)"]:
             self.begun.append(word)
             assert self.gate.wait(5)
@@ -67,7 +67,7 @@ class VoiceBoxLike(TalkerLike):
 
     work_kinds = frozenset({"frames", "end"})
 
-    def work(self, state: Voice, event: Event) -> Iterator[Event]:
+    def work(self, state: Voice, event: Event) -> Generator[Event, None, None]:
         self.begun.append(event.kind)
         assert self.gate.wait(5)
         if event.kind == "frames":

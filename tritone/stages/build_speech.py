@@ -44,7 +44,8 @@ def build_voicebox(deployment: Deployment, directory: Path, metrics: Metrics, re
     assert deployment.voice is not None
     if deployment.voice == OWN_VOICE:
         torch.set_num_threads(deployment.voicebox.threads)
-        sounds = CodeSounds(load_voicebox(deployment.checkpoint, progress=LoadProgress(directory, "voicebox")))
+        loading = LoadProgress(directory, "voicebox")
+        sounds = CodeSounds(load_voicebox(deployment.checkpoint, progress=loading, slots=deployment.voicebox.batch))
     elif deployment.voicebox.voice is not None:
         box = VoiceBox(Path(deployment.voicebox.voice), deployment.voicebox.threads)
         sounds = CodecSounds(box, load_codec(Path(deployment.voice)))

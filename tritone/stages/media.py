@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 from tritone.errors import TritoneError
@@ -51,7 +51,7 @@ class MediaWorker:
     def stop(self) -> None:
         self._worker.stop()
 
-    def _run(self, request: GenerateRequest, wanted: Callable[[], bool], done: Done) -> Iterator[None]:
+    def _run(self, request: GenerateRequest, wanted: Callable[[], bool], done: Done) -> Generator[None, None, None]:
         yield from ()
         assert request.media is not None
         try:

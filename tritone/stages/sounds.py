@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tritone.messages import Event
 from tritone.models.codec.codec import WIDTH, Codec
 from tritone.models.codec.stretch import Stretch
+from tritone.models.omni.voicebox.batch import Steps
 from tritone.models.omni.voicebox.box import OmniStream, OmniVoiceBox
 from tritone.models.voice.frames import Frames
 from tritone.models.voice.voicebox import VoiceBox, VoiceBoxStream
@@ -21,21 +22,27 @@ Floats = npt.NDArray[np.float32]
 class Sound(Protocol):
     """The running sound of one session."""
 
-    def push(self, event: Event) -> Floats:
-        """Adds the frames of an event; the samples that became certain, [M]. ``info.last`` ends the segment."""
+    def push(self, event: Event) -> Steps[Floats]:
+        """Adds the frames of an event; the samples that became certain, [M]. ``info.last`` ends the segment. What sessions can
+        share is yielded, the rest computed on the way."""
 
 
 class SoundMaker(Protocol):
-    """A vocoder, warmed up; ``sample_rate`` in samples a second."""
+    """A vocoder, warmed up; ``sample_rate`` in samples a second, ``slots`` sessions in a batch."""
 
     @property
     def sample_rate(self) -> int: ...
+
+    @property
+    def slots(self) -> int: ...
 
     def open(self, options: Options) -> Sound: ...
 
 
 class FeatureSounds:
     """The hibari voice: a frame is its features and, last, its fundamental frequency in Hz."""
+
+    slots = 1
 
     def __init__(self, box: VoiceBox) -> None:
         box.warm_up()
@@ -49,6 +56,8 @@ class FeatureSounds:
 class CodecSounds:
     """The trained voice: a frame is three codes, which stand for four frames of the hibari voice's VoiceBox. A segment is a
     clause; ``speed`` stretches its frames."""
+
+    slots = 1
 
     def __init__(self, box: VoiceBox, codec: Codec) -> None:
         box.warm_up()
@@ -68,6 +77,7 @@ class CodeSounds:
         box.warm_up()
         self._box = box
         self.sample_rate = box.sample_rate
+        self.slots = box.slots
 
     def open(self, options: Options) -> Sound:
         # Where the codes decide the voice, the vocoder knows none.
@@ -79,7 +89,8 @@ class _FeatureSound:
     def __init__(self, stream: VoiceBoxStream) -> None:
         self._stream = stream
 
-    def push(self, event: Event) -> Floats:
+    def push(self, event: Event) -> Steps[Floats]:
+        yield from ()
         assert event.frames is not None
         return self._stream.push(Frames(event.frames[:, :-1], event.frames[:, -1]), event.info["last"])
 
@@ -90,7 +101,8 @@ class _CodecSound:
         self._stretch = stretch
         self._stream = stream
 
-    def push(self, event: Event) -> Floats:
+    def push(self, event: Event) -> Steps[Floats]:
+        yield from ()
         assert event.codes is not None
         last = event.info["last"]
         return self._stream.push(self._stretch.push(self._codec.decode(event.codes.astype(np.int64)), last), last)
@@ -100,6 +112,6 @@ class _CodeSound:
     def __init__(self, stream: OmniStream) -> None:
         self._stream = stream
 
-    def push(self, event: Event) -> Floats:
+    def push(self, event: Event) -> Steps[Floats]:
         assert event.codes is not None
-        return self._stream.push(event.codes, event.info["last"])
+        return self._stream.steps(event.codes, event.info["last"])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from tritone.errors import TritoneError
 from tritone.fatal import end_if_out_of_memory
 from tritone.messages import Event, Failure, failure_event
 from tritone.metrics import Metrics
 from tritone.pools import CancelBoard
-from tritone.stages.fair import FairWorker
+from tritone.stages.fair import Computed, FairWorker
 from tritone.stages.reply import Reply
 from tritone.stages.sessions import SpeechSessions, State, is_last
 
@@ -19,16 +20,28 @@ log = logging.getLogger(__name__)
 
 
 class SpeechStage(SpeechSessions[State]):
-    """One fair worker over the sessions; it does the work of each in order."""
+    """One fair worker over the sessions; it does the work of each in order.
 
-    def __init__(self, name: str, board: CancelBoard, metrics: Metrics, max_queue: int, restarted: bool = False) -> None:
+    ``compute`` and ``width`` are the worker's, for work that yields what it needs computed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        board: CancelBoard,
+        metrics: Metrics,
+        max_queue: int,
+        restarted: bool = False,
+        compute: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
+        width: int = 1,
+    ) -> None:
         super().__init__(name, board, metrics, restarted)
         self._max_queue = max_queue
-        self._worker = FairWorker(name, self._gauge)
+        self._worker = FairWorker(name, self._gauge, compute, width)
 
     @abstractmethod
-    def work(self, state: State, event: Event) -> Iterator[Event]:
-        """The events that ``event`` makes, one slice of work each."""
+    def work(self, state: State, event: Event) -> Generator[Event | Computed, Any, None]:
+        """The events that ``event`` makes, one slice of work each, and before them what has to be computed."""
 
     def stop(self) -> None:
         self._worker.stop()
@@ -40,7 +53,7 @@ class SpeechStage(SpeechSessions[State]):
             return
         self._worker.submit(event.session, lambda: self._run(event, reply))
 
-    def _run(self, event: Event, reply: Reply[Event]) -> Iterator[None]:
+    def _run(self, event: Event, reply: Reply[Event]) -> Generator[Computed | None, Any, None]:
         session = event.session
         state = self._sessions.get(session)
         if state is None:
@@ -50,14 +63,7 @@ class SpeechStage(SpeechSessions[State]):
             reply.close()
             return
         try:
-            if not self._board.is_cancelled(session):
-                for made in self.work(state, event):
-                    if session not in self._sessions:
-                        break
-                    reply.send(made)
-                    yield
-                    if self._board.is_cancelled(session):
-                        break
+            yield from self._make(state, event, reply)
         except Exception as error:  # whatever a voice raises ends its own session only
             end_if_out_of_memory(self.name, error)
             log.exception("%s", self.name)
@@ -76,6 +82,24 @@ class SpeechStage(SpeechSessions[State]):
         if self._board.is_cancelled(session) and last.kind == "end":
             last = failure_event(session, Failure("cancelled"), last.info.get("usage"))
         reply.send(last, last=True)
+
+    def _make(self, state: State, event: Event, reply: Reply[Event]) -> Generator[Computed | None, Any, None]:
+        """Sends what the work makes, until the session ends or is cancelled."""
+        making = self.work(state, event)
+        computed: Any = None
+        while not self._board.is_cancelled(event.session):
+            try:
+                made = making.send(computed)
+            except StopIteration:
+                return
+            computed = None
+            if not isinstance(made, Event):
+                computed = yield made
+            elif event.session in self._sessions:
+                reply.send(made)
+                yield None
+            else:
+                return
 
     def _queued(self) -> int:
         return len(self._worker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,7 +49,7 @@ class TalkerStage(SpeechStage[_Speaking]):
     def open(self, session: int, options: Options) -> _Speaking:
         return _Speaking(TalkerSession(self._talker, options.voice, options.speed), options.audio_mode)
 
-    def work(self, state: _Speaking, event: Event) -> Iterator[Event]:
+    def work(self, state: _Speaking, event: Event) -> Generator[Event, None, None]:
         begun = time.monotonic()
         if event.kind in ("text", "speak"):
             for frames in state.session.feed(event.text):
@@ -60,7 +60,7 @@ class TalkerStage(SpeechStage[_Speaking]):
                 yield from self._events(event.session, state.mode, frames, begun)
                 begun = time.monotonic()
 
-    def _events(self, session: int, mode: str, frames: Frames, begun: float) -> Iterator[Event]:
+    def _events(self, session: int, mode: str, frames: Frames, begun: float) -> Generator[Event, None, None]:
         self.metrics.observe("tritone_stage_seconds", time.monotonic() - begun)
         joined = np.concatenate([frames.features, frames.f0[:, None]], axis=1)
         start = 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
+from typing import Any
 
 from tritone.messages import Event
 from tritone.metrics import Metrics
+from tritone.models.omni.voicebox.batch import Call, Tensors, compute
 from tritone.options import Options
 from tritone.pools import CancelBoard
+from tritone.stages.fair import Computed
 from tritone.stages.sounds import Sound, SoundMaker
 from tritone.stages.speech import SpeechStage
 
@@ -19,20 +22,39 @@ class VoiceBoxStage(SpeechStage[Sound]):
     def __init__(
         self, sounds: SoundMaker, board: CancelBoard, metrics: Metrics, max_queue: int, restarted: bool = False
     ) -> None:
-        super().__init__("voicebox", board, metrics, max_queue, restarted)
+        super().__init__("voicebox", board, metrics, max_queue, restarted, self._batch, sounds.slots)
         self._sounds = sounds
 
     def open(self, session: int, options: Options) -> Sound:
         return self._sounds.open(options)
 
-    def work(self, state: Sound, event: Event) -> Iterator[Event]:
+    def work(self, state: Sound, event: Event) -> Generator[Event | Computed, Any, None]:
         if event.kind not in ("frames", "codes"):
             return
-        begun = time.monotonic()
-        audio = state.push(event)
+        making, spent = state.push(event), 0.0
+        made: Any = None
+        while True:
+            begun = time.monotonic()
+            try:
+                call = making.send(made)
+            except StopIteration as ended:
+                audio = ended.value
+                break
+            finally:
+                spent += time.monotonic() - begun
+            made, seconds = yield call
+            spent += seconds
         if not len(audio):
             return
         seconds = len(audio) / self._sounds.sample_rate
-        self.metrics.observe("tritone_real_time_factor", (time.monotonic() - begun) / seconds)
+        self.metrics.observe("tritone_real_time_factor", spent / seconds)
         self.metrics.count("tritone_audio_seconds_total", seconds)
         yield Event(event.session, "audio", audio=audio)
+
+    def _batch(self, calls: Sequence[Call]) -> list[tuple[Tensors, float]]:
+        """What each call gets, and the seconds that the batch took, which every session in it had to wait."""
+        begun = time.monotonic()
+        made = compute(calls, self._sounds.slots)
+        seconds = time.monotonic() - begun
+        self.metrics.observe("tritone_batch_sessions", len(calls))
+        return [(tensors, seconds) for tensors in made]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tritone.errors import bad
+from tritone.models.omni.voicebox.batch import Steps, alone
 from tritone.models.omni.voicebox.plan import ChunkPlan
 from tritone.options import AUDIO_MODES
 
@@ -22,7 +23,7 @@ Codes = npt.NDArray[np.integer[Any]]
 class Segment(Protocol):
     """The state of one answer's synthesis."""
 
-    def run(self, codes: Tensor, last: bool) -> Float32Array:
+    def run(self, codes: Tensor, last: bool) -> Steps[Float32Array]:
         """Adds codes, int64 [groups, N], and returns the samples that became certain; ``last`` returns all that remain."""
 
 
@@ -30,7 +31,8 @@ class OmniVoiceBox(ABC):
     """A loaded vocoder, shared by all sessions of a process; the sessions' states are ``OmniStream``s.
 
     groups: codes a frame. code_count: codes are 0 to code_count - 1. hop: samples a frame. voices: the names that ``stream``
-    takes, default first; empty where the Talker's codes alone decide the voice.
+    takes, default first; empty where the Talker's codes alone decide the voice. slots: sessions in a batch, see ``batch``; the
+    bits of a session's samples depend on it.
     """
 
     sample_rate = 24000
@@ -42,10 +44,11 @@ class OmniVoiceBox(ABC):
         hop: int,
         plans: Mapping[str, ChunkPlan],
         device: torch.device,
+        slots: int,
         voices: tuple[str, ...] = (),
     ) -> None:
         self.groups, self.code_count, self.hop = groups, code_count, hop
-        self.plans, self.device, self.voices = plans, device, voices
+        self.plans, self.device, self.slots, self.voices = plans, device, slots, voices
 
     @abstractmethod
     def segment(self, mode: str, seed: int, index: int, voice: str | None) -> Segment:
@@ -71,16 +74,6 @@ class OmniVoiceBox(ABC):
             return silence(0)
         with torch.inference_mode():
             return self._whole(tensor, seed, voice)
-
-    def push_many(self, work: Sequence[tuple[OmniStream, Codes, bool]]) -> list[Float32Array]:
-        """``stream.push(codes, last)`` for each, in order; nothing is computed if one of them is refused.
-
-        Sessions are computed one by one. A convolution of a batch of four has other bits than those of one, so what a user
-        hears would depend on who else speaks; and on a CPU a batch takes no less time by the frame once chunks have grown.
-        """
-        for _, codes, _ in work:
-            self.checked(codes)
-        return [stream.push(codes, last) for stream, codes, last in work]
 
     def warm_up(self) -> None:
         """Runs every size of chunk of both modes on made-up codes, so that no request pays for lazy initialisation."""
@@ -112,7 +105,7 @@ class OmniStream:
     """The running sound of one session. Not thread-safe; the streams of one VoiceBox are independent of one another.
 
     The samples do not depend, in one bit, on how the codes were cut into pushes or on other sessions: codes are computed in
-    chunks that start at fixed places (see ``ChunkPlan``), one session at a time.
+    chunks that start at fixed places (see ``ChunkPlan``), in batches of a fixed size (see ``batch``).
     """
 
     def __init__(self, box: OmniVoiceBox, mode: str, seed: int, voice: str | None) -> None:
@@ -122,19 +115,24 @@ class OmniStream:
         self._segment, self._codes, self._chunk = self._begin()
 
     def push(self, codes: Codes, last: bool) -> Float32Array:
+        """``steps``, computed at once and without other sessions."""
+        return alone(self.steps(codes, last), self._box.slots)
+
+    def steps(self, codes: Codes, last: bool) -> Steps[Float32Array]:
         """Adds integers [N, groups] and returns the samples that became certain, float32 [M], perhaps none.
 
         ``last`` ends the segment: what remains of it is returned, so that it has given frames x hop samples in all, and the
         next push begins another with noise of its own. An ended segment without a frame gives nothing and does not count.
+        Steps must be run to their end before the next begin.
         Raises ``InvalidArgument``, and leaves the stream as it was, for codes of another shape, dtype or range.
         """
         self._codes = torch.cat([self._codes, self._box.checked(codes)], dim=1)
         sound = []
         while self._codes.shape[1] >= (frames := self._plan.frames(self._chunk)):
-            sound.append(self._compute(frames, last=False))
+            sound.append((yield from self._compute(frames, last=False)))
         if last:
             if self._chunk or self._codes.shape[1]:
-                sound.append(self._compute(self._codes.shape[1], last=True))
+                sound.append((yield from self._compute(self._codes.shape[1], last=True)))
                 self._segments += 1
             self._segment, self._codes, self._chunk = self._begin()
         return np.concatenate(sound) if sound else silence(0)
@@ -144,11 +142,10 @@ class OmniStream:
         segment = self._box.segment(self._mode, self._seed, self._segments, self._voice)
         return segment, torch.zeros((self._box.groups, 0), dtype=torch.int64, device=self._box.device), 0
 
-    def _compute(self, frames: int, last: bool) -> Float32Array:
+    def _compute(self, frames: int, last: bool) -> Steps[Float32Array]:
         chunk, self._codes = self._codes[:, :frames], self._codes[:, frames:]
         self._chunk += 1
-        with torch.inference_mode():
-            return self._segment.run(chunk, last)
+        return self._segment.run(chunk, last)
 
 
 def silence(samples: int) -> Float32Array:

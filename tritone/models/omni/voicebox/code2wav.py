@@ -7,6 +7,7 @@ each convolution the inputs that its next output still needs. So streamed and wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tritone.models.omni.voicebox.batch import Call, Steps, Tensors
 from tritone.models.omni.voicebox.box import Float32Array, OmniVoiceBox, silence
 from tritone.models.omni.voicebox.plan import ChunkPlan
 
@@ -29,7 +31,7 @@ class Code2Wav(OmniVoiceBox):
     trim both ends. A segment ends with as many zeros, so that a frame always is hop samples.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, slots: int = 1) -> None:
         config = model.config
         self.model = model
         super().__init__(
@@ -38,10 +40,35 @@ class Code2Wav(OmniVoiceBox):
             hop=int(model.total_upsample),
             plans={"latency": LATENCY, "quality": QUALITY},
             device=model.device,
+            slots=slots,
         )
 
     def segment(self, mode: str, seed: int, index: int, voice: str | None) -> _CausalSegment:
         return _CausalSegment(self)
+
+    def decode(self, codes: Tensor, received: Tensor, *past: Tensor) -> Tensors:
+        """The next chunk of B segments: int64 codes [B, groups, N], and [B] how many frames came before.
+
+        ``past`` is nothing, for the first chunk, or what the call before returned after its samples, float32: for each layer
+        of attention [B, 2, heads, window - 1, width], keys and values, newest last; for each convolution [B, channels, inputs].
+        Returns samples, float32 [B, M], then the new past.
+        """
+        model, state = self.model, _Past(past, self.model.config.sliding_window - 1)
+        hidden = model.code_embedding(codes + model.code_offset).mean(1)
+        masks = dict.fromkeys(set(model.config.layer_types), state.mask(received, codes.shape[2]))
+        places = received[:, None] + torch.arange(codes.shape[2], device=codes.device)
+        found = model.pre_transformer(inputs_embeds=hidden, attention_mask=masks, position_ids=places, cache=state)
+        x = found.last_hidden_state.permute(0, 2, 1)  # [B, channels, frames]
+        for transposed, block in model.upsample:
+            x = _convnext(block, state.transposed(transposed, x), state)
+        inlet, *blocks, activation, outlet = model.decoder
+        x = state.causal(inlet, x)
+        for block in blocks:
+            rise, transposed, *units = block.block
+            x = state.transposed(transposed, rise(x))
+            for unit in units:
+                x = state.causal(unit.conv2, unit.act2(state.causal(unit.conv1, unit.act1(x)))) + x
+        return state.causal(outlet, activation(x)).clamp(min=-1, max=1)[:, 0], *state.kept
 
     def _whole(self, codes: Tensor, seed: int, voice: str | None) -> Float32Array:
         sound = self.model(codes[None])[0, 0].cpu().numpy()
@@ -50,59 +77,69 @@ class Code2Wav(OmniVoiceBox):
 
 class _CausalSegment:
     def __init__(self, box: Code2Wav) -> None:
-        from transformers import DynamicCache
-
-        self._model, self._hop = box.model, box.hop
-        self._cache = DynamicCache(config=box.model.config)
-        self._past: dict[torch.nn.Module, Tensor] = {}  # by convolution, [1, channels, inputs still needed]
+        self._box = box
+        self._past: Tensors = ()
+        self._received = 0  # frames
         self._owed = 0  # samples, frames x hop less those returned
 
-    def run(self, codes: Tensor, last: bool) -> Float32Array:
-        sound = self._decode(codes) if codes.shape[1] else silence(0)
-        self._owed += codes.shape[1] * self._hop - len(sound)
+    def run(self, codes: Tensor, last: bool) -> Steps[Float32Array]:
+        sound, frames = silence(0), codes.shape[1]
+        if frames:
+            received = torch.tensor(self._received, device=codes.device)
+            made, *past = yield Call(self._box.decode, (codes, received, *self._past))
+            sound, self._past = made.cpu().numpy(), tuple(past)
+            self._received += frames
+        self._owed += frames * self._box.hop - len(sound)
         return np.concatenate([sound, silence(self._owed)]) if last else sound
 
-    def _decode(self, codes: Tensor) -> Float32Array:
-        model = self._model
-        hidden = model.code_embedding(codes[None] + model.code_offset).mean(1)
-        hidden = model.pre_transformer(inputs_embeds=hidden, cache=self._cache, use_cache=True).last_hidden_state
-        x = hidden.permute(0, 2, 1)  # [1, channels, frames]
-        for transposed, block in model.upsample:
-            x = self._next(block, self._transposed(transposed, x))
-        inlet, *blocks, activation, outlet = model.decoder
-        x = self._causal(inlet, x)
-        for block in blocks:
-            rise, transposed, *units = block.block
-            x = self._transposed(transposed, rise(x))
-            for unit in units:
-                x = self._residual(unit, x)
-        sound: Float32Array = self._causal(outlet, activation(x)).clamp(min=-1, max=1)[0, 0].cpu().numpy()
-        return sound
 
-    def _next(self, block: Any, x: Tensor) -> Tensor:
-        hidden = block.norm(self._causal(block.dwconv, x).permute(0, 2, 1))
-        hidden = block.gamma * block.pwconv2(block.act(block.pwconv1(hidden)))
-        mixed: Tensor = x + hidden.permute(0, 2, 1)
-        return mixed
+class _Past:
+    """What a pass needs of those before it, asked for in the order in which the network computes, and what it leaves in turn.
+    Also the ``cache`` of transformers' attention: only ``update`` is called, since masks and positions are given."""
 
-    def _residual(self, unit: Any, x: Tensor) -> Tensor:
-        return self._causal(unit.conv2, unit.act2(self._causal(unit.conv1, unit.act1(x)))) + x
+    def __init__(self, past: Tensors, reach: int) -> None:
+        self._past: Iterator[Tensor] = iter(past)
+        self._reach = reach  # frames back that attention sees
+        self.kept: list[Tensor] = []
 
-    def _causal(self, module: Any, x: Tensor) -> Tensor:
-        """[1, in, n] -> [1, out, n]; before the segment's begin are zeros."""
+    def mask(self, received: Tensor, frames: int) -> Tensor:
+        """Which keys, reach + ``frames``, each new frame sees: bool [B, 1, frames, reach + frames]."""
+        reach = self._reach
+        key = torch.arange(reach + frames, device=received.device)[None, :]  # from ``reach`` on those of the chunk
+        query = torch.arange(reach, reach + frames, device=received.device)[:, None]
+        exists = key >= (reach - received)[:, None, None, None]
+        return exists & (key <= query) & (key >= query - reach)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, **_: Any) -> tuple[Tensor, Tensor]:
+        """New keys and values, [B, heads, N, width] -> those that the mask is about."""
+        new = torch.stack([keys, values], dim=1)
+        past = next(self._past, None)
+        seen = F.pad(new, (0, 0, self._reach, 0)) if past is None else torch.cat([past, new], dim=3)
+        self.kept.append(seen[:, :, :, seen.shape[3] - self._reach :])
+        return seen[:, 0], seen[:, 1]
+
+    def causal(self, module: Any, x: Tensor) -> Tensor:
+        """[B, in, N] -> [B, out, N]; before the segment's begin are zeros."""
         if module.padding:
-            past = self._past.get(module)
+            past = next(self._past, None)
             x = F.pad(x, (module.padding, 0)) if past is None else torch.cat([past, x], dim=2)
-            self._past[module] = x[..., -module.padding :].clone()
+            self.kept.append(x[..., -module.padding :])
         convolved: Tensor = module.conv(x)
         return convolved
 
-    def _transposed(self, module: Any, x: Tensor) -> Tensor:
-        """[1, in, n] -> [1, out, n * stride], less what the module trims at the segment's begin."""
+    def transposed(self, module: Any, x: Tensor) -> Tensor:
+        """[B, in, N] -> [B, out, N * stride], less what the module trims at the segment's begin."""
         overlap = module.left_pad // module.conv.stride[0]  # inputs that an output needs besides its own
         if overlap:
-            past = self._past.get(module)
+            past = next(self._past, None)
             x = x if past is None else torch.cat([past, x], dim=2)
-            self._past[module] = x[..., -overlap:].clone()
+            self.kept.append(x[..., -overlap:])
         raised: Tensor = module(x)
         return raised
+
+
+def _convnext(block: Any, x: Tensor, state: _Past) -> Tensor:
+    hidden = block.norm(state.causal(block.dwconv, x).permute(0, 2, 1))
+    hidden = block.gamma * block.pwconv2(block.act(block.pwconv1(hidden)))
+    mixed: Tensor = x + hidden.permute(0, 2, 1)
+    return mixed

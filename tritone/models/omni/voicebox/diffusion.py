@@ -42,28 +42,31 @@ class Diffusion:
         encoded = self._model.input_embed.spk_encoder(both)
         return Speaker(encoded[:, None], torch.cat([condition, torch.zeros_like(condition)])[:, None])
 
-    def sample(self, codes: Tensor, noise: Tensor, speaker: Speaker) -> Tensor:
-        """int64 [N], float32 [N * repeats, mel_dim] -> float32 [N * repeats, mel_dim].
+    def sample(self, codes: Tensor, noise: Tensor, reference: Tensor, condition: Tensor) -> Tensor:
+        """Mel frames of B windows, float32 [B, N * repeats, mel_dim].
 
-        The first frame must be the first of a block of attention. Positions count from the window's begin: attention depends
-        on their differences only.
+        codes: int64 [B, N]. noise: float32 [B, N * repeats, mel_dim]. reference, condition: those of each window's ``Speaker``,
+        [B, 2, 1, width]. The first frame must be the first of a block of attention. Positions count from the window's begin:
+        attention depends on their differences only.
         """
-        model, frames = self._model, len(noise)
-        text = torch.cat([model.text_embed(codes[None]), model.text_embed(codes[None], drop_code=True)])
-        fixed = torch.cat([speaker.reference.expand(-1, frames, -1), text, speaker.condition.expand(-1, frames, -1)], dim=-1)
+        model, (windows, frames, _) = self._model, noise.shape
+        text = torch.cat([model.text_embed(codes), model.text_embed(codes, drop_code=True)])
+        # Rows are the windows with guidance, then the windows without.
+        voice, manner = (part.transpose(0, 1).flatten(0, 1).expand(-1, frames, -1) for part in (reference, condition))
+        fixed = torch.cat([voice, text, manner], dim=-1)
         places = torch.arange(frames, device=noise.device)
         angles = model.rotary_embed(noise, places[None])
         blocks = places // model.block_size
         distance = (blocks[None, :] - blocks[:, None])[None, None]  # [1, 1, frames, frames]
 
         def velocity(time: Tensor, state: Tensor) -> Tensor:
-            moment = model.time_embed(time.repeat(2))
-            hidden = model.input_embed.proj(torch.cat([state.expand(2, -1, -1), fixed], dim=-1))
+            moment = model.time_embed(time.repeat(2 * windows))
+            hidden = model.input_embed.proj(torch.cat([state.repeat(2, 1, 1), fixed], dim=-1))
             for layer in model.transformer_blocks:
                 hidden = layer(hidden, moment, position_embeddings=angles, block_diff=distance)
             guided, free = model.proj_out(model.norm_out(hidden, moment)).chunk(2)
             moved: Tensor = guided + (guided - free) * GUIDANCE
             return moved
 
-        mel: Tensor = self._solver(function=velocity, initial_value=noise[None]).integrate(self._times)[-1, 0]
+        mel: Tensor = self._solver(function=velocity, initial_value=noise).integrate(self._times)[-1]
         return mel

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tritone.errors import bad
+from tritone.models.omni.voicebox.batch import Call, Steps, Tensors
 from tritone.models.omni.voicebox.bigvgan import reach
 from tritone.models.omni.voicebox.box import Float32Array, OmniVoiceBox, silence
 from tritone.models.omni.voicebox.diffusion import Diffusion, Speaker
@@ -37,7 +38,7 @@ class Token2Wav(OmniVoiceBox):
     Raises ``InvalidArgument`` when a block of attention is not a whole number of codes.
     """
 
-    def __init__(self, model: Any, speakers: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, model: Any, speakers: Mapping[str, tuple[Tensor, Tensor]], slots: int = 1) -> None:
         dit, vocoder = model.config.dit_config, model.config.bigvgan_config
         if dit.block_size % dit.repeats:
             raise bad("dit_config.block_size", dit.block_size, f"a multiple of repeats, {dit.repeats}")
@@ -57,6 +58,7 @@ class Token2Wav(OmniVoiceBox):
                 "quality": ChunkPlan(unit, waiting + ahead["quality"], first=_LARGEST, largest=_LARGEST),
             },
             device=model.device,
+            slots=slots,
             voices=tuple(speakers),
         )
         self.bigvgan = model.code2wav_bigvgan_model
@@ -72,11 +74,19 @@ class Token2Wav(OmniVoiceBox):
         values = frame_noise(seed, segment, first, count, -(-self.mel_dim // 2)).view("float32")[:, : self.mel_dim]
         return torch.from_numpy(values).to(self.device)
 
+    def mel(self, codes: Tensor, noise: Tensor, reference: Tensor, condition: Tensor) -> Tensors:
+        """``Diffusion.sample``."""
+        return (self.diffusion.sample(codes, noise, reference, condition),)
+
+    def sound(self, mel: Tensor) -> Tensors:
+        """float32 [B, frames, mel_dim] -> samples, float32 [B, frames * mel_hop], not on the device."""
+        return (self.bigvgan(mel.transpose(1, 2)).reshape(len(mel), -1),)
+
     def _whole(self, codes: Tensor, seed: int, voice: str | None) -> Float32Array:
-        noise = self.noise(seed, 0, 0, codes.shape[1] * self.repeats)
-        mel = self.diffusion.sample(codes[0], noise, self._speaker(voice))
-        sound: Float32Array = self.bigvgan(mel.T[None]).numpy()
-        return sound
+        noise, speaker = self.noise(seed, 0, 0, codes.shape[1] * self.repeats), self._speaker(voice)
+        (sound,) = self.sound(*self.mel(codes, noise[None], speaker.reference[None], speaker.condition[None]))
+        whole: Float32Array = sound[0].numpy()
+        return whole
 
     def _speaker(self, voice: str | None) -> Speaker:
         return self._speakers[self.voices[0] if voice is None else voice]
@@ -91,30 +101,30 @@ class _WindowedSegment:
         self._mel = torch.zeros((0, box.mel_dim), device=box.device)  # from _mel_begin to _settled
         self._codes_begin = self._mel_begin = self._settled = self._sounded = 0
 
-    def run(self, codes: Tensor, last: bool) -> Float32Array:
+    def run(self, codes: Tensor, last: bool) -> Steps[Float32Array]:
         self._codes = torch.cat([self._codes, codes[0]])
         received = self._codes_begin + len(self._codes) * self._box.repeats
         until = received if last else received - self._ahead
         if until > self._settled:
-            self._settle(until)
-        return self._sound(until if last else until - self._box.reach)
+            yield from self._settle(until)
+        return (yield from self._sound(until if last else until - self._box.reach))
 
-    def _settle(self, until: int) -> None:
-        box = self._box
+    def _settle(self, until: int) -> Steps[None]:
+        box, speaker = self._box, self._speaker
         begin = max(0, self._settled - box.back)
         self._codes, self._codes_begin = self._codes[(begin - self._codes_begin) // box.repeats :], begin
         noise = box.noise(self._seed, self._index, begin, len(self._codes) * box.repeats)
-        mel = box.diffusion.sample(self._codes, noise, self._speaker)
+        (mel,) = yield Call(box.mel, (self._codes, noise, speaker.reference, speaker.condition))
         self._mel = torch.cat([self._mel, mel[self._settled - begin : until - begin]])
         self._settled = until
 
-    def _sound(self, until: int) -> Float32Array:
+    def _sound(self, until: int) -> Steps[Float32Array]:
         box = self._box
         if until <= self._sounded:
             return silence(0)
         begin = max(0, self._sounded - box.reach)
         self._mel, self._mel_begin = self._mel[begin - self._mel_begin :], begin
-        sound: Float32Array = box.bigvgan(self._mel.T[None]).numpy()
-        sound = sound[(self._sounded - begin) * box.mel_hop : (until - begin) * box.mel_hop]
+        (made,) = yield Call(box.sound, (self._mel,))
+        sound: Float32Array = made.numpy()[(self._sounded - begin) * box.mel_hop : (until - begin) * box.mel_hop]
         self._sounded = until
         return sound
