@@ -31,7 +31,7 @@ from tritone.checkpoints import resolve_checkpoint
 from tritone.commands.terminal import ProgressLine
 from tritone.models.decoder import Batch, load_decoder
 from tritone.supervisor.server import STAGE_ENVIRONMENT
-from tritone.text.detokenizer import load_tokenizer
+from tritone.text.tokenizer import load_tokenizer
 
 TEXT = "The lighthouse stands on a rock in the sea. Every evening its keeper climbs the stairs and lights the lamp."
 WAYS = {

@@ -20,7 +20,7 @@ from tritone.kernels import QuantizedPages
 from tritone.models.decoder import Batch, Decoder, key_offsets, load_decoder, load_kv_scales
 from tritone.sizes import token_bytes
 from tritone.supervisor import Server
-from tritone.text.detokenizer import load_tokenizer
+from tritone.text.tokenizer import load_tokenizer
 
 PROMPT, FORCED = 77, 512
 POOL_BYTES = 200 << 20

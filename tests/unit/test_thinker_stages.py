@@ -28,7 +28,8 @@ from tritone.stages.decode import DecodeStage
 from tritone.stages.hidden import answer_rows
 from tritone.stages.integrity import IntegrityStage
 from tritone.stages.prefill import PrefillStage
-from tritone.text.detokenizer import Detokenizer, load_tokenizer
+from tritone.text.detokenizer import Detokenizer
+from tritone.text.tokenizer import load_tokenizer
 
 PAGE = 16
 HIDDEN_BLOCKS = 80

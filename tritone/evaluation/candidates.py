@@ -18,7 +18,7 @@ from tritone.evaluation.runner import Runner
 from tritone.evaluation.store import checkpoint_key, digest
 from tritone.models.decoder import key_offsets, load_decoder, load_kv_scales
 from tritone.models.decoder.checkpoint import readable
-from tritone.text.detokenizer import load_tokenizer
+from tritone.text.tokenizer import load_tokenizer
 
 Report = Callable[[int, int], None]
 

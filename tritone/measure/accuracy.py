@@ -18,7 +18,7 @@ from tritone.evaluation.tasks.likelihood import Document
 from tritone.kernels import KV, default_kernels
 from tritone.measure.pairings import Pairing
 from tritone.models.decoder import Decoder, key_offsets, load_decoder
-from tritone.text.detokenizer import load_tokenizer
+from tritone.text.tokenizer import load_tokenizer
 
 TOKENS = 16384
 """Tokens of real text; half of them are prompts."""

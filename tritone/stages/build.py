@@ -55,16 +55,16 @@ def build_prefill(deployment: Deployment, directory: Path, metrics: Metrics) -> 
 
 
 def build_decode(deployment: Deployment, directory: Path, metrics: Metrics) -> DecodeStage:
-    from tritone.models.decoder import DecoderConfig, load_kv_scales
+    from tritone.models.decoder import decoder_config, load_kv_scales
     from tritone.stages.decode import DecodeStage
-    from tritone.text.detokenizer import load_tokenizer
+    from tritone.text.tokenizer import load_tokenizer
 
     engine, pages, hidden = build_engine(deployment, deployment.decode, directory, "decode", max_chunk_tokens=DECODE_CHUNK)
     _warm_up(engine)
     scales = None
     if deployment.prefill.kv == "fp8":
         assert deployment.prefill.checkpoint is not None
-        config = DecoderConfig.from_directory(deployment.prefill.checkpoint)
+        config = decoder_config(deployment.prefill.checkpoint)
         scales = load_kv_scales(deployment.prefill.checkpoint, config)
     return DecodeStage(
         engine,
@@ -102,7 +102,7 @@ def build_engine(
     from tritone.engine.scheduler import Scheduler
     from tritone.kernels import KV, QuantizedPages
     from tritone.models.decoder import key_offsets, load_decoder, load_kv_scales
-    from tritone.text.detokenizer import load_tokenizer
+    from tritone.text.tokenizer import load_tokenizer
 
     torch.set_num_threads(part.threads)
     assert part.checkpoint is not None

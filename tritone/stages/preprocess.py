@@ -17,6 +17,7 @@ from tritone.messages import ROLE_OUTPUTS, Event, GenerateRequest, Tensors
 from tritone.models.omni.families import FAMILIES
 from tritone.options import Options, Role, Sampling, parse_options
 from tritone.text.chat import decode_text, parse_messages
+from tritone.text.tokenizer import prompt_tokenizer
 from tritone.voices import known_voices
 
 if TYPE_CHECKING:
@@ -36,12 +37,10 @@ class PreprocessStage:
     """Chat template, tokenization, media and option checks, from the checkpoint's own files."""
 
     def __init__(self, deployment: Deployment) -> None:
-        from transformers import AutoTokenizer
-
         directory = Path(deployment.checkpoint)
         config = json.loads((directory / "config.json").read_text())
         self._omni = _omni(directory, config)
-        self.tokenizer = self._omni.tokenizer if self._omni else AutoTokenizer.from_pretrained(directory)
+        self.tokenizer = self._omni.tokenizer if self._omni else prompt_tokenizer(directory)
         self.max_context = deployment.max_context
         self.default_max_tokens = deployment.default_max_tokens
         self.stop_ids, self.sampling = _generation_config(directory, self.tokenizer.eos_token_id)

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 REPLACEMENT = "\ufffd"
-
-
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """The checkpoint's ``tokenizer.json``, or what transformers makes of older files in its place."""
-    path = directory / "tokenizer.json"
-    if path.is_file():
-        return Tokenizer.from_file(str(path))
-    from transformers import AutoTokenizer
-
-    made: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
-    return made
 
 
 class Detokenizer:

@@ -7,6 +7,7 @@ from tritone.models.decoder.kv_scales import load_kv_scales
 from tritone.models.decoder.linear import DenseLinear, Linear
 from tritone.models.decoder.loading import load_decoder
 from tritone.models.decoder.model import Decoder, Layer
+from tritone.models.decoder.remembered import decoder_config
 
 __all__ = [
     "Batch",
@@ -15,6 +16,7 @@ __all__ = [
     "DenseLinear",
     "Layer",
     "Linear",
+    "decoder_config",
     "key_offsets",
     "load_decoder",
     "load_kv_scales",

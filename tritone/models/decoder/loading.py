@@ -14,6 +14,7 @@ from tritone.models.decoder.config import DecoderConfig
 from tritone.models.decoder.layers import LayerReader
 from tritone.models.decoder.linear import DenseLinear
 from tritone.models.decoder.model import Decoder
+from tritone.models.decoder.remembered import decoder_config
 from tritone.models.decoder.rope import rope_table
 from tritone.models.decoder.shapes import linear_shapes, tensor_shapes
 from tritone.models.decoder.weights import LinearReader
@@ -47,7 +48,7 @@ def load_decoder(
     if dtype not in DTYPES:
         raise bad("dtype", str(dtype), ", ".join(map(str, DTYPES)))
     device = torch.device(device)
-    config = DecoderConfig.from_directory(path, part)
+    config = decoder_config(path, part)
     where = config.part
     if kernels is None:
         kernels = default_kernels() if device.type == "cpu" else TorchKernels()

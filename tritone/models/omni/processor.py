@@ -20,6 +20,7 @@ from tritone.media.images import Picture
 from tritone.media.parts import MediaParts, Medium
 from tritone.models.omni.extractors import feature_extractor, image_processor
 from tritone.models.omni.families import read_config
+from tritone.text.tokenizer import prompt_tokenizer
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -29,13 +30,12 @@ class OmniProcessor:
     """The input side of a checkpoint directory; ``sample_rate`` is what its feature extractor takes."""
 
     def __init__(self, directory: str | Path) -> None:
-        from transformers import AutoTokenizer
         from transformers.image_utils import SizeDict
 
         directory = Path(directory)
         config, self._family = read_config(directory)
         self._config = config.thinker_config
-        self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        self.tokenizer = prompt_tokenizer(directory)
         legacy = directory / "chat_template.json"
         if legacy.is_file() and not (directory / "chat_template.jinja").is_file():
             self.tokenizer.chat_template = json.loads(legacy.read_text(encoding="utf-8"))["chat_template"]
