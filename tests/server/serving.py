@@ -39,6 +39,7 @@ def make_deployment(**changes: object) -> Deployment:
         "voice": "demo:hibari",
         "page_size": PAGE_SIZE,
         "max_context": MAX_CONTEXT,
+        "max_wait_seconds": 120.0,  # 20 prompts at once are more than 30 seconds of work on a slow machine
         "prefill": engine,
         "decode": engine,
         "integrity": {

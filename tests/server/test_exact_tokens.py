@@ -71,6 +71,7 @@ def test_greedy_equals_transformers_20_at_once(server: Server, prompts: Any, alo
     asked = [(json.dumps(ids), greedy(length)) for length, ids in prompts.items()]
     for length, answer in zip(prompts, ask_together(server, "chat", asked), strict=True):
         answer.check_complete()
+        assert answer.end.kind == "end", answer.info
         assert answer.tokens == alone[length], length
 
 
