@@ -28,6 +28,7 @@ from tritone.supervisor.process import ChildProcess
 from tritone.supervisor.repositories import Repositories, check_repositories
 from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
 from tritone.supervisor.status import write_status
+from tritone.supervisor.warm_up import REQUESTS, warm_up
 from tritone.supervisor.watch import StageState, StageWatch, unready_models
 from tritone.voices import known_voices
 
@@ -103,6 +104,8 @@ class Server:
         self._child: ChildProcess | None = None
         self._guard: Guard | None = None
         self._watch: StageWatch | None = None
+        self._warm = False
+        """Whether every ensemble has answered once."""
         self._installation: Installation | None = None
         self._backend_directory = Path()
         self._copies: Repositories | None = None
@@ -173,20 +176,25 @@ class Server:
                 guarded = self._backend_directory / "python" / self._installation.library.name
                 self._guard = Guard(self._run.path, guarded, self._installation.library)
             self.log = self._new_log()
+            deadline = time.monotonic() + timeout
+            if self._guard is not None:
+                self._guard.set_unready(self.models)
             self._launch()
-            self.wait_ready(timeout)
+            self._wait_for("/v2/health/live", deadline)
+            # Before the first request, which a stage that dies would leave without an end.
             self._watch = StageWatch(self._run.path, self._end_stage, self._load_stage, self._tell_states)
+            self._warm_up(deadline)
+            self._wait_for("/v2/health/ready", deadline)
         except BaseException:
             self.stop()
             raise
         return self
 
-    def wait_ready(self, timeout: float = START_SECONDS) -> None:
-        """Returns once the server and all its models are ready; raises StartError when it ends or time runs out."""
+    def _wait_for(self, path: str, deadline: float) -> None:
+        """Until the server answers there; raises StartError when it ends or time runs out. Alive, it has loaded its models."""
         assert self._child is not None and self.log is not None
-        deadline = time.monotonic() + timeout
         # The page of metrics is the last to come.
-        while not (self.is_ready() and control.answers(self._metrics_address, "/metrics")):
+        while not (control.answers(self._http_address, path) and control.answers(self._metrics_address, "/metrics")):
             code = self._child.wait(POLL_SECONDS)
             if code is not None:
                 raise StartError(f"the server did not start:\n{failure_reason(self.log)}\nits log: {self.log}")
@@ -197,9 +205,20 @@ class Server:
             elif total:
                 self._progress("loading models", done, total)
             if time.monotonic() > deadline:
-                raise StartError(
-                    f"the server was not ready after {timeout:.0f} s ({done} of {total} models loaded); its log: {self.log}"
-                )
+                waited = f"{done} of {total} models loaded"
+                raise StartError(f"the server was not ready in time ({waited}); its log: {self.log}")
+
+    def _warm_up(self, deadline: float) -> None:
+        asked = [model for model in self.models if model in REQUESTS]
+        for number, model in enumerate(asked):
+            self._progress("warming up", number, len(asked))
+            try:
+                warm_up(self._http_address, model, max(1.0, deadline - time.monotonic()))
+            except TritoneError as error:
+                raise StartError(f"{model} does not answer: {error.message}\nits log: {self.log}") from error
+        self._warm = True
+        assert self._watch is not None
+        self._tell_states(self._watch.states)
 
     def is_ready(self) -> bool:
         """Whether the server says that it and all models are ready."""
@@ -233,6 +252,7 @@ class Server:
                 self._child.stop(self.deployment.server.exit_timeout_seconds + 4.0, self._stages_have_ended)
         finally:
             self._child = None
+            self._warm = False
             if self._guard is not None:
                 self._guard.close()
                 self._guard = None
@@ -269,7 +289,7 @@ class Server:
 
     def _tell_states(self, states: Mapping[str, StageState]) -> None:
         assert self._copies is not None
-        unready = unready_models(states, self._copies.steps())
+        unready = unready_models(states, self._copies.steps()).union(() if self._warm else self.models)
         if self._guard is not None:
             self._guard.set_unready(unready)
         write_status(self, states, unready)
