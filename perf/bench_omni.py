@@ -38,7 +38,7 @@ FRAMES = 192
 """15 s of speech: English has about four tokens a second."""
 QUESTIONS = ("Hello, how are you today?", "Describe this sound in one sentence please.")
 MODES = ("latency", "quality")
-WIDTH = 120
+WIDTH = 132
 """Columns that the table needs."""
 
 
