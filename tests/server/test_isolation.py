@@ -25,6 +25,7 @@ NAMES = (
 ).split()
 MARKERS = [f"{name}{number}" for number in (17, 29, 43, 58) for name in NAMES]
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
+SHORT = {"input_format": "token_ids", "temperature": 0.0, "max_tokens": 4}
 
 
 def marked(marker: str) -> list[dict[str, str]]:
@@ -85,7 +86,7 @@ def test_200_short_streams_are_numbered_in_order(server: Server, unharmed: None)
             answer
             for group in range(5)
             for answer in ask_together(
-                server, "chat", [(f"{worker} {group} {n}", GREEDY | {"max_tokens": 4}) for n in range(10)]
+                server, "chat", [(json.dumps([worker, group, n]), SHORT) for n in range(10)]
             )
         ],
     )
