@@ -137,6 +137,6 @@ def test_a_stage_of_the_voice_dies_alone(running: Running) -> None:
     answer.check_complete()
     assert len(answer.tokens) == 300 and "audio_lost" in answer.kinds
     assert len(ask(server, "chat", "Hello", **OPTIONS).tokens) == 8
-    wait_until(server.is_ready, f"{stage} again", 40)
+    wait_until(server.is_ready, f"{stage} again", 20)
     after = ask(server, "omni", "Hello", **OPTIONS)
     assert after.tokens == before.tokens and after.audio.tobytes() == before.audio.tobytes()

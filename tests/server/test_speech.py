@@ -15,15 +15,25 @@ SAMPLE_RATE = 24_000
 
 QUESTIONS = (
     "What is the capital of France?",
+    "Write one sentence about a dog.",
     "Say something kind to a friend.",
+    "Write one short sentence about the sea.",
     "Name the seasons of the year.",
+    "What color is the sky?",
     "Write one sentence about a cat.",
+    "What do bees make?",
     "Describe the moon in one sentence.",
+    "What is your favourite season?",
     "Write one sentence about music.",
+    "How do I make tea?",
     "Why is sleep important?",
+    "Write one sentence about rain.",
     "What is a good breakfast?",
+    "Describe a forest in one sentence.",
     "What is a bicycle?",
+    "Write one sentence about a train.",
     "What is the sun?",
+    "How can I be a good neighbour?",
 )
 
 
@@ -39,7 +49,7 @@ def spoken(client: Client, text: str, **options: float | str | bool) -> np.ndarr
 
 
 def test_digits_are_heard_as_written(client: Client) -> None:
-    counts = [word_errors(text, transcribe(spoken(client, text))) for text in DIGIT_STRINGS[::2]]
+    counts = [word_errors(text, transcribe(spoken(client, text))) for text in DIGIT_STRINGS]
     assert sum(errors for errors, _ in counts) / sum(words for _, words in counts) <= 0.05
 
 

@@ -13,29 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.throwaway import make_server, write_model
 from tritone.client import Client, RequestError
-from tritone.deployment import Deployment
 from tritone.processes import SHARED_MEMORY
 from tritone.supervisor import Server, StartError
 from tritone.supervisor.installation import PROJECT
 from tritone.supervisor.orphans import processes_of
 from tritone.supervisor.run_directory import remove_stale
 
+pytestmark = pytest.mark.xdist_group("machine")  # what a killed process left is for the next one, whoever that is
+
 MODEL = """
-    import itertools
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
-    class TritonPythonModel:
-        @staticmethod
-        def auto_complete_config(config):
-            config.add_input({"name": "messages", "data_type": "TYPE_STRING", "dims": [1]})
-            config.add_output({"name": "event", "data_type": "TYPE_STRING", "dims": [1]})
-            config.add_output({"name": "text", "data_type": "TYPE_STRING", "dims": [1]})
-            config.set_max_batch_size(0)
-            config.set_model_transaction_policy({"decoupled": True})
-            return config
-
+    class TritonPythonModel(Streams):
         def initialize(self, args):
             from tritone.deployment import Deployment
             self.name = Deployment.from_environment().name
@@ -46,10 +35,7 @@ MODEL = """
                 text = pb_utils.get_input_tensor_by_name(request, "messages").as_numpy()[0].decode()
                 answers = [("text", text), ("text", self.name), ("end", "")]
                 for event, value in itertools.repeat(answers[0]) if text == "flood" else answers:
-                    sender.send(pb_utils.InferenceResponse([
-                        pb_utils.Tensor("event", np.array([event.encode()], dtype=object)),
-                        pb_utils.Tensor("text", np.array([value.encode()], dtype=object)),
-                    ]))
+                    sender.send(response(event=event, text=value))
                 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 BROKEN = """
@@ -65,30 +51,14 @@ BROKEN = """
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, code in (("tritonetest", MODEL), ("tritonebroken", BROKEN)):
-        (tmp_path / "backends" / name).mkdir(parents=True)
-        (tmp_path / "backends" / name / "model.py").write_text(textwrap.dedent(code))
-        (tmp_path / "repository" / name / "1").mkdir(parents=True)
-        config = f'backend: "{name}"\ninstance_group [{{ kind: KIND_CPU }}]\n'
-        (tmp_path / "repository" / name / "config.pbtxt").write_text(config)
+    write_model(tmp_path, "tritonetest", MODEL)
+    write_model(tmp_path, "tritonebroken", BROKEN)
     return tmp_path
-
-
-def make_server(folder: Path, model: str = "tritonetest") -> Server:
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "exit_timeout_seconds": 2}
-    return Server(
-        Deployment.parse({"name": "a-name", "server": ports}, "test"),
-        models=[model],
-        repositories=[folder / "repository"],
-        backends=folder / "backends",
-        cache=folder / "cache",
-        logs=folder / "logs",
-    )
 
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[Server]:
-    with make_server(folder) as server:
+    with make_server(folder, "tritonetest") as server:
         yield server
 
 
@@ -103,7 +73,7 @@ def regions() -> list[Path]:
 
 def test_starts_answers_and_leaves_nothing(folder: Path) -> None:
     steps: list[str] = []
-    server = make_server(folder)
+    server = make_server(folder, "tritonetest")
     server._progress = lambda line, done=0, total=0: steps.append(line)
     with server:
         run = server.run_directory
@@ -149,9 +119,8 @@ def test_a_killed_supervisor_takes_the_server_with_it(folder: Path, busy: bool) 
     code = f"""
         import sys, threading
         from pathlib import Path
-        sys.path.insert(0, "tests/unit")
-        from test_supervisor_server import make_server
-        server = make_server(Path({str(folder)!r}))
+        from tests.unit.throwaway import make_server
+        server = make_server(Path({str(folder)!r}), "tritonetest")
         # From a thread that ends: the server must outlive it.
         starter = threading.Thread(target=server.start)
         starter.start()

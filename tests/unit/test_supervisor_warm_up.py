@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-import textwrap
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tritone.deployment import Deployment
+from tests.unit.throwaway import make_server, write_model
 from tritone.supervisor import Server, StartError, control
 
+pytestmark = pytest.mark.xdist_group("machine")  # what a killed process left is for the next one, whoever that is
+
 MODEL = """
-    import json, os, signal, time
-    from pathlib import Path
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
-    class TritonPythonModel:
-        @staticmethod
-        def auto_complete_config(config):
-            config.add_input({"name": "messages", "data_type": "TYPE_STRING", "dims": [1]})
-            config.add_output({"name": "event", "data_type": "TYPE_STRING", "dims": [1]})
-            config.add_output({"name": "info", "data_type": "TYPE_STRING", "dims": [1]})
-            config.set_max_batch_size(0)
-            config.set_model_transaction_policy({"decoupled": True})
-            return config
-
+    class TritonPythonModel(Streams):
         def initialize(self, args):
             from tritone.deployment import run_directory
             from tritone.processes import ProcessRecord
@@ -40,38 +27,26 @@ MODEL = """
                 sender = request.get_response_sender()
                 (directory / "asked").write_text(request.parameters())
                 while not (directory / "answer").exists():
+                    if (directory / "beats").exists():
+                        sender.send(response(event="waiting"))
                     time.sleep(0.02)
                 answer = (directory / "answer").read_text()
                 if answer == "die":
                     os.kill(os.getpid(), signal.SIGKILL)
                 for event in ("waiting", "text", answer):
-                    sender.send(pb_utils.InferenceResponse([
-                        pb_utils.Tensor("event", np.array([event.encode()], dtype=object)),
-                        pb_utils.Tensor("info", np.array([b"why it failed"], dtype=object)),
-                    ]))
+                    sender.send(response(event=event, info="why it failed"))
                 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
 
-def make_server(folder: Path) -> Server:
-    (folder / "backends" / "chat").mkdir(parents=True)
-    code = textwrap.dedent(MODEL).replace("DIRECTORY", repr(str(folder)))
-    (folder / "backends" / "chat" / "model.py").write_text(code)
-    (folder / "repository" / "chat" / "1").mkdir(parents=True)
-    (folder / "repository" / "chat" / "config.pbtxt").write_text('backend: "chat"\ninstance_group [{ kind: KIND_CPU }]\n')
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "exit_timeout_seconds": 2}
-    return Server(
-        Deployment.parse({"server": ports}, "test"),
-        models=["chat"],
-        repositories=[folder / "repository"],
-        backends=folder / "backends",
-        cache=folder / "cache",
-        logs=folder / "logs",
-    )
+def chat_server(folder: Path) -> Server:
+    """Its model writes the file ``asked``, waits for the file ``answer`` and sends the event named there."""
+    write_model(folder, "chat", MODEL.replace("DIRECTORY", repr(str(folder))))
+    return make_server(folder, "chat")
 
 
 def test_ready_means_that_an_answer_came(tmp_path: Path) -> None:
-    server = make_server(tmp_path)
+    server = chat_server(tmp_path)
     starting = threading.Thread(target=server.start, args=(60,))
     starting.start()
     try:
@@ -97,28 +72,40 @@ def test_ready_means_that_an_answer_came(tmp_path: Path) -> None:
         server.stop()
 
 
+@pytest.mark.parametrize("answer", ["audio", "end"])
+def test_an_answer_may_end_without_a_sound(answer: str, tmp_path: Path) -> None:
+    (tmp_path / "answer").write_text(answer)
+    with chat_server(tmp_path) as server:
+        assert server.is_ready()
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("error", "chat does not answer: error: why it failed"),
-        ("cancelled", "chat does not answer: cancelled: why it failed"),
-        ("text", "chat does not answer: the answer broke off"),
-        ("die", "chat does not answer: .*the process of this stage has ended"),
+        ("error", "error: why it failed"),
+        ("cancelled", "cancelled: why it failed"),
+        ("audio_lost", "audio_lost: why it failed"),
+        ("text", "the answer broke off"),
+        ("die", ".*the process of this stage has ended"),
     ],
 )
 def test_a_server_that_cannot_answer_does_not_start(answer: str, reason: str, tmp_path: Path) -> None:
-    server = make_server(tmp_path)
+    server = chat_server(tmp_path)
     (tmp_path / "answer").write_text(answer)
     begun = time.monotonic()
-    with pytest.raises(StartError, match=reason) as caught:
+    with pytest.raises(StartError, match=rf"\(at most 60\): chat does not answer: {reason}") as caught:
         server.start(60)
     assert str(server.log) in caught.value.message and time.monotonic() - begun < 30
 
 
-def test_nobody_waits_for_ever_for_the_first_answer(tmp_path: Path) -> None:
-    server = make_server(tmp_path)
+@pytest.mark.parametrize("beats", [False, True])
+def test_nobody_waits_for_ever_for_the_first_answer(beats: bool, tmp_path: Path) -> None:
+    """Nor for an answer that is always about to come."""
+    server = chat_server(tmp_path)
+    if beats:
+        (tmp_path / "beats").touch()
     try:
-        with pytest.raises(StartError, match="chat does not answer: no answer: TimeoutError"):
+        with pytest.raises(StartError, match=r"not ready after \d+ s \(at most 5\): chat does not answer: no answer in time"):
             server.start(5)
     finally:
         (tmp_path / "answer").touch()

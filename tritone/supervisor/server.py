@@ -176,21 +176,21 @@ class Server:
                 guarded = self._backend_directory / "python" / self._installation.library.name
                 self._guard = Guard(self._run.path, guarded, self._installation.library)
             self.log = self._new_log()
-            deadline = time.monotonic() + timeout
             if self._guard is not None:
                 self._guard.set_unready(self.models)
+            begun = time.monotonic()
             self._launch()
-            self._wait_for("/v2/health/live", deadline)
+            self._wait_for("/v2/health/live", begun, timeout)
             # Before the first request, which a stage that dies would leave without an end.
             self._watch = StageWatch(self._run.path, self._end_stage, self._load_stage, self._tell_states)
-            self._warm_up(deadline)
-            self._wait_for("/v2/health/ready", deadline)
+            self._warm_up(begun, timeout)
+            self._wait_for("/v2/health/ready", begun, timeout)
         except BaseException:
             self.stop()
             raise
         return self
 
-    def _wait_for(self, path: str, deadline: float) -> None:
+    def _wait_for(self, path: str, begun: float, timeout: float) -> None:
         """Until the server answers there; raises StartError when it ends or time runs out. Alive, it has loaded its models."""
         assert self._child is not None and self.log is not None
         # The page of metrics is the last to come.
@@ -204,18 +204,22 @@ class Server:
                 self._progress("loading weights", loaded, size)
             elif total:
                 self._progress("loading models", done, total)
-            if time.monotonic() > deadline:
-                waited = f"{done} of {total} models loaded"
-                raise StartError(f"the server was not ready in time ({waited}); its log: {self.log}")
+            if time.monotonic() > begun + timeout:
+                raise StartError(
+                    f"the server was not ready after {timeout:.0f} s ({done} of {total} models loaded); its log: {self.log}"
+                )
 
-    def _warm_up(self, deadline: float) -> None:
+    def _warm_up(self, begun: float, timeout: float) -> None:
         asked = [model for model in self.models if model in REQUESTS]
         for number, model in enumerate(asked):
             self._progress("warming up", number, len(asked))
             try:
-                warm_up(self._http_address, model, max(1.0, deadline - time.monotonic()))
+                warm_up(self._http_address, model, begun + timeout)
             except TritoneError as error:
-                raise StartError(f"{model} does not answer: {error.message}\nits log: {self.log}") from error
+                raise StartError(
+                    f"the server was not ready after {time.monotonic() - begun:.0f} s (at most {timeout:.0f}): "
+                    f"{model} does not answer: {error.message}\nits log: {self.log}"
+                ) from error
         self._warm = True
         assert self._watch is not None
         self._tell_states(self._watch.states)
