@@ -33,7 +33,7 @@ doctor: $(VENV)/runtime.stamp ## say what is missing on this machine
 	@$(BIN)/tritone doctor $(ARGS)
 
 test: lint ## every test: style, types, units, and a real server
-	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadgroup tests/unit
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile tests/unit
 	$(BIN)/python -m pytest tests/server
 
 lint: $(VENV)/test.stamp ## style and types

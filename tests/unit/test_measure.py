@@ -31,8 +31,6 @@ from tritone.measure.pairings import Load, Pairing, Timed, time_pairings
 from tritone.measure.timing import prompt_of, request_time, step_seconds, tokens_needed
 from tritone.measure.workbench import Workbench
 
-pytestmark = pytest.mark.xdist_group("machine")  # what a killed process left is for the next one, whoever that is
-
 SHAPE = Shape("tiny", hidden=64, inner=128, layers=5, heads=2, kv_heads=1, vocabulary=256)
 PAGE = 16
 

@@ -30,8 +30,6 @@ from tritone.supervisor.process import MOMENT_SECONDS, ChildProcess
 from tritone.supervisor.run_directory import RunDirectory, check_shared_memory, remove_stale
 from tritone.voices import known_voices
 
-pytestmark = pytest.mark.xdist_group("machine")  # what a killed process left is for the next one, whoever that is
-
 
 def test_free_ports_differ_and_fixed_ones_stay() -> None:
     with socket.socket() as probe:

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.throwaway import make_server, write_model
+from tests.server.throwaway import make_server, write_model
 from tritone.client import Client, RequestError
 from tritone.processes import SHARED_MEMORY
 from tritone.supervisor import Server, StartError
 from tritone.supervisor.installation import PROJECT
 from tritone.supervisor.orphans import processes_of
 from tritone.supervisor.run_directory import remove_stale
-
-pytestmark = pytest.mark.xdist_group("machine")  # what a killed process left is for the next one, whoever that is
 
 MODEL = """
     class TritonPythonModel(Streams):
@@ -119,7 +117,7 @@ def test_a_killed_supervisor_takes_the_server_with_it(folder: Path, busy: bool) 
     code = f"""
         import sys, threading
         from pathlib import Path
-        from tests.unit.throwaway import make_server
+        from tests.server.throwaway import make_server
         server = make_server(Path({str(folder)!r}), "tritonetest")
         # From a thread that ends: the server must outlive it.
         starter = threading.Thread(target=server.start)

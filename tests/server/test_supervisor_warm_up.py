@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.throwaway import make_server, write_model
+from tests.server.throwaway import make_server, write_model
 from tritone.supervisor import Server, StartError, control
-
-pytestmark = pytest.mark.xdist_group("machine")  # what a killed process left is for the next one, whoever that is
 
 MODEL = """
     class TritonPythonModel(Streams):
         def initialize(self, args):
+            from tritone.backend import make_record
             from tritone.deployment import run_directory
-            from tritone.processes import ProcessRecord
-            ProcessRecord("chat", os.getpid(), ()).write(run_directory())
+            make_record("chat").write(run_directory())
 
         def execute(self, requests):
             directory = Path(DIRECTORY)
