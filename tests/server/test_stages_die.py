@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import threading
@@ -23,7 +24,7 @@ from tests.server.helpers import (
     wait_until,
 )
 from tritone.supervisor import Server
-from tritone.supervisor.control import ask as http
+from tritone.supervisor.control import ask as ask_http
 
 ERROR_SECONDS = 5.0
 READY_SECONDS = 20.0
@@ -69,7 +70,7 @@ def start_streams(server: Server) -> list[Stream]:
 
 
 def is_ready(server: Server, path: str) -> bool:
-    return http(server.http_url.removeprefix("http://"), "GET", path, 5)[0] == 200
+    return ask_http(server.http_url.removeprefix("http://"), "GET", path, 5)[0] == 200
 
 
 def finish_all(streams: list[Stream], died: float) -> None:
@@ -164,6 +165,32 @@ def test_a_killed_stage(server: Server, unharmed: None, story: str, error_second
     now = {name: process.pid for name, process in stage_processes(server).items()}
     assert now.pop(stage) != victim.pid
     assert now == others, "no other stage was touched"
+
+
+def test_connections_are_served_while_a_stage_is_loaded(server: Server, unharmed: None) -> None:
+    """Each of tritonserver's HTTP threads serves some of these connections; none is busy with the load."""
+    host = server.http_url.removeprefix("http://")
+    connections = [http.client.HTTPConnection(host, timeout=30) for _ in range(32)]
+
+    def longest_answer() -> float:
+        longest = 0.0
+        for connection in connections:
+            asked = time.monotonic()
+            connection.request("GET", "/v2/health/live")
+            assert connection.getresponse().read() == b""
+            longest = max(longest, time.monotonic() - asked)
+        return longest
+
+    longest_answer()
+    os.kill(stage_processes(server)["postprocess"].pid, signal.SIGKILL)
+    wait_until(lambda: status_of(server, "postprocess")["state"] == "loading", "loading again", 30)
+    looks = []
+    while status_of(server, "postprocess")["state"] == "loading":
+        looks.append(longest_answer())
+    for connection in connections:
+        connection.close()
+    wait_until(server.is_ready, "ready again", READY_SECONDS)
+    assert max(looks) < 0.8, "a load takes longer"
 
 
 def test_four_times_as_many_requests_as_fit_all_end(server: Server, unharmed: None) -> None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import json
 import re
 
-from tritone.errors import TritoneError
-
-LOAD_SECONDS = 300.0
 _OPEN = re.compile(r"^tritone_(?:sessions|queue_requests|running_requests)\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
@@ -33,20 +29,6 @@ def answers(address: str, path: str) -> bool:
         return ask(address, "GET", path, 5)[0] == 200
     except (OSError, http.client.HTTPException):
         return False
-
-
-def load_model(address: str, model: str) -> None:
-    """Returns once the model is loaded; raises TritoneError with Triton's reason."""
-    try:
-        status, body = ask(address, "POST", f"/v2/repository/models/{model}/load", LOAD_SECONDS)
-    except (OSError, http.client.HTTPException) as error:
-        raise TritoneError(f"the server does not answer: {error!r}", "UNAVAILABLE") from None
-    if status != 200:
-        try:
-            reason = str(json.loads(body)["error"])
-        except (ValueError, KeyError, TypeError):
-            reason = body
-        raise TritoneError(reason, "UNAVAILABLE")
 
 
 def holds_requests(metrics_address: str) -> bool:

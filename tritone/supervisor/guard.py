@@ -6,17 +6,23 @@ Triton itself would leave them, and every ensemble request they are part of, wit
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
+import select
 import shlex
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tritone.compiler import compile_with, compiled, find_compiler
+from tritone.errors import TritoneError
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 PIPE = "guard.pipe"
+LOAD_SECONDS = 300.0
+POLL_SECONDS = 0.5
 
 
 def build_guard() -> Path:
@@ -40,7 +46,9 @@ class Guard:
     def __init__(self, run: Path, library: Path, backend: Path) -> None:
         self._library = library
         self._backend = backend
+        self._run = run
         self._path = run / PIPE
+        self._loads = itertools.count()
         os.mkfifo(self._path, 0o600)
         # For reading too: lines written before the server listens wait for it.
         self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -58,6 +66,31 @@ class Guard:
     def end(self, model: str) -> None:
         """The process of ``model`` has died: its requests end now, further ones are answered in its place."""
         self._tell(f"dead {model}")
+
+    def load(self, model: str, serves: Callable[[], bool]) -> None:
+        """Returns once the server has loaded ``model`` (again); not over HTTP, where other connections would wait for it.
+
+        ``serves`` says whether the server lives. Raises TritoneError with Triton's reason.
+        """
+        path = self._run / f"load-{model}-{next(self._loads)}.pipe"
+        os.mkfifo(path, 0o600)
+        # For writing too: so it has no end before the server has answered.
+        pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self._tell(f"load {model} {path}")
+            deadline = time.monotonic() + LOAD_SECONDS
+            while not select.select([pipe], [], [], POLL_SECONDS)[0]:
+                if not serves():
+                    raise TritoneError("the server has ended", "UNAVAILABLE")
+                if time.monotonic() > deadline:
+                    raise TritoneError(f"not loaded after {LOAD_SECONDS:.0f} s", "UNAVAILABLE")
+            # One write of at most PIPE_BUF bytes, so it is whole.
+            reason = os.read(pipe, select.PIPE_BUF).rstrip(b"\0").decode(errors="replace")
+        finally:
+            os.close(pipe)
+            path.unlink(missing_ok=True)
+        if reason:
+            raise TritoneError(reason, "UNAVAILABLE")
 
     def set_unready(self, models: Iterable[str]) -> None:
         """These models, and no others, say that they are not ready."""

@@ -287,9 +287,10 @@ class Server:
             self._child.kill()
 
     def _load_stage(self, stage: str) -> None:
-        assert self._copies is not None
+        child = self._child
+        assert self._copies is not None and self._guard is not None and child is not None
         self._copies.touch(stage)
-        control.load_model(self._http_address, stage)
+        self._guard.load(stage, lambda: child.exit_code is None)
 
     def _tell_states(self, states: Mapping[str, StageState]) -> None:
         assert self._copies is not None

@@ -8,6 +8,7 @@
 
    The supervisor watches the processes and tells, line by line through a pipe in the run directory:
      `dead MODEL`         end what the process held, and answer in its place until the model is loaded again
+     `load MODEL PIPE`    load it again; how that went goes into the pipe
      `unready NAME ...`   what is not ready now, instead of what was told before
      `drain`              refuse new requests */
 #define _GNU_SOURCE

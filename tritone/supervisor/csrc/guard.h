@@ -44,6 +44,9 @@ bool add_output(TRITONBACKEND_Response *response, const char *name, int type, co
 void end_model(const char *model);
 void sweep(void);
 
+/* loads.c: loads `model` again in a thread of its own; Triton's message, empty for success, goes into the pipe `answer`. */
+void load_model(const char *model, const char *answer);
+
 /* supervisor.c: whether new requests are refused. */
 bool is_draining(void);
 

@@ -22,6 +22,11 @@ bool is_draining(void) { return draining; }
 static void obey(char *line) {
   if (strncmp(line, "dead ", 5) == 0) {
     end_model(line + 5);
+  } else if (strncmp(line, "load ", 5) == 0) {
+    char *answer = strchr(line + 5, ' ');
+    if (answer == NULL) return;
+    *answer = '\0';
+    load_model(line + 5, answer + 1);
   } else if (strncmp(line, "unready", 7) == 0) {
     pthread_mutex_lock(&lock);
     snprintf(unready, sizeof unready, "%s ", line + 7);

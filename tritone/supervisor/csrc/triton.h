@@ -8,6 +8,7 @@
 
 typedef struct TRITONSERVER_Error TRITONSERVER_Error;
 typedef struct TRITONSERVER_Server TRITONSERVER_Server;
+typedef struct TRITONSERVER_ServerOptions TRITONSERVER_ServerOptions;
 typedef struct TRITONBACKEND_Backend TRITONBACKEND_Backend;
 typedef struct TRITONBACKEND_BackendAttribute TRITONBACKEND_BackendAttribute;
 typedef struct TRITONBACKEND_Input TRITONBACKEND_Input;
