@@ -147,6 +147,10 @@ class Wanted:
     kind: str
     value: int
 
+    @property
+    def urgent(self) -> bool:
+        return self.value < 0
+
 
 class Batches:
     """A worker that computes squares, and what it computed together."""
@@ -186,6 +190,21 @@ def test_what_sessions_want_is_computed_together() -> None:
     assert batches.made == [[1, 3, 4], [2], [5, 21, 23], [24, 25, 6], [22]]
     answers = {session: [answer for owner, answer in log if owner == session] for session in range(1, 6)}
     assert answers == {1: [1, 441, 36], 2: [4, 484], 3: [9, 529], 4: [16, 576], 5: [25, 625]}
+
+
+def test_what_is_urgent_goes_first_and_else_who_waited_longest() -> None:
+    batches, log = Batches(width=2), list[Any]()
+    gate = hold(batches.worker)
+    batches.ask(1, log, "odd", 1, 11)
+    batches.ask(2, log, "even", 2, 22)
+    batches.ask(3, log, "even", -3, 33)
+    batches.ask(4, log, "odd", -4, 44)
+    batches.ask(5, log, "odd", -5, -55)
+    gate.set()
+    wait_until(lambda: len(batches.worker) == 0)
+    batches.worker.stop()
+    assert batches.made == [[-3, 2], [-4, -5], [-55, 1], [33, 22], [44, 11]]
+    assert len(log) == 10
 
 
 def test_a_failed_batch_fails_its_sessions_and_no_other() -> None:

@@ -18,6 +18,10 @@ class Computed(Protocol):
     @property
     def kind(self) -> Hashable: ...
 
+    @property
+    def urgent(self) -> bool:
+        """Whether it goes before what is not. A session may want that a few times, or the others would starve."""
+
 
 Task = Callable[[], Generator[Computed | None, Any, None]]
 """Work in slices: ``yield`` lets another session have its turn; ``yield`` with something to compute is sent what came of it, or
@@ -28,7 +32,7 @@ class FairWorker:
     """Runs the tasks of each session in order, and one slice of each session in turn.
 
     What tasks want computed waits until no session has a turn to take, so that as many as can share a batch: the one that
-    waited longest, and up to ``width`` of its kind.
+    waited longest, of those that are urgent if any is, and up to ``width`` of its kind.
 
     ``finished`` is called by the worker's thread when a task has ended and is no longer counted. ``compute`` gets one batch and
     returns a result for each; if it raises, all of the batch do.
@@ -102,6 +106,7 @@ class FairWorker:
             self._finished()
 
     def _batch(self) -> None:
+        self._waiting.sort(key=lambda entry: not entry[1].urgent)
         kind = self._waiting[0][1].kind
         batch: list[tuple[int, Computed]] = []
         others: list[tuple[int, Computed]] = []
