@@ -106,7 +106,7 @@ def test_a_text_of_several_passages_is_spoken_to_its_last_word(heart: Server) ->
     assert "banana" in transcribe(answer.audio[-3 * SAMPLE_RATE :]).lower()
 
 
-def test_the_same_alone_and_among_sixteen(heart: Server) -> None:
+def check_alone_and_among_sixteen(heart: Server) -> None:
     texts = [SENTENCES[index % 8] for index in range(16)]
     together = ask_together(heart, "speech", [(text, {"seed": 1}) for text in texts])
     for index in (0, 5, 7):
@@ -117,6 +117,10 @@ def test_the_same_alone_and_among_sixteen(heart: Server) -> None:
     answers = ask_together(heart, "omni", asked)
     for answer, (question, options) in zip(answers, asked, strict=True):
         assert np.array_equal(answer.audio, ask(heart, "omni", question, **options).audio)
+
+
+def test_the_same_alone_and_among_sixteen(heart: Server) -> None:
+    check_alone_and_among_sixteen(heart)
 
 
 def test_pace(heart: Server) -> None:
@@ -141,3 +145,9 @@ def test_voices_are_listed_and_others_refused(heart: Server) -> None:
     found = http_get(heart, "/v2/models/speech/config")["parameters"]
     assert found["voices"]["string_value"] == found["default_voice"]["string_value"] == "heart"
     assert "voice: 'nobody' is not allowed; allowed: heart" in refusal(heart, "speech", "Hi", voice="nobody")
+
+
+def test_the_same_alone_and_among_sixteen_in_bfloat16() -> None:
+    """The precision the demo speaks in where the CPU has such products."""
+    with Server(make_deployment(voice="demo:heart", talker={"dtype": "bfloat16"})) as running:
+        check_alone_and_among_sixteen(running)
