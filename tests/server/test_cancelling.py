@@ -250,13 +250,14 @@ def test_100_cancelled_requests_leave_no_trace(server: Server, unharmed: None) -
     for seed in range(2):
         leave_25(seed)  # Buffers grow to their working size.
     rounds = [leave_25(seed) for seed in range(2, 8)]
-    # A leak raises the floor, and most rounds. A heap that breathes comes back to its floor, and a buffer that more prompts
-    # at once than before make larger, by some MiB, is one step in one round: neither does both.
+    # A leak raises most rounds; a buffer that more prompts at once than before make larger, by some MiB, raises one.
     grown = {}
     for name in rounds[0]:
         sizes = [measured[name] for measured in rounds]
-        rises = [after - before for before, after in pairwise(sizes)]
-        grown[name] = min(min(sizes[3:]) - min(sizes[:3]), 3 * int(median(rises))) >> 10
+        if name == "tritonserver":  # Its heap breathes by some MiB but comes back to the same floor, which a leak raises.
+            grown[name] = (min(sizes[3:]) - min(sizes[:3])) >> 10
+        else:
+            grown[name] = 3 * int(median(after - before for before, after in pairwise(sizes))) >> 10
     print(f"KiB that 75 cancelled requests leave: {grown}")
     assert grown.pop("tritonserver") < 4 << 10
     assert max(grown.values()) < 2 << 10, grown
